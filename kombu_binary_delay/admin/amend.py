@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,10 +25,13 @@ class Chosen:
 
     :param dues: the due times by id, in milliseconds since the epoch; None if not known.
     :param without_id: the number of messages without an id, which cannot be amended.
+    :param found: whether a search found them: one that cannot be amended is then no reason to
+        refuse the others.
     """
 
     dues: Mapping[str, int | None]
     without_id: int = 0
+    found: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Amended:
     :param action: ``cancel`` or ``reschedule``.
     :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
     :param until: when the last record expires, in milliseconds since the epoch.
+    :param left: why a task that was found cannot be amended, by its id; it runs when it is due.
     """
 
     action: str
@@ -45,6 +49,7 @@ class Amended:
     due: int | None
     until: int
     without_id: int = 0
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(tasks: Iterable[WaitingTask]) -> Chosen:
@@ -56,7 +61,7 @@ def choose(tasks: Iterable[WaitingTask]) -> Chosen:
             dues[task.id] = max(dues.get(task.id) or 0, task.due)
         else:
             without_id += 1
-    return Chosen(dues, without_id)
+    return Chosen(dues, without_id, found=True)
 
 
 def amend(
@@ -66,36 +71,67 @@ def amend(
 
     :param connection: a :class:`kombu.Connection` with our transport.
     :param due: for ``reschedule`` the new due time, in milliseconds since the epoch.
-    :raises AmendmentError: for a bad id or time, or if the broker has no streams or refuses. For a
-        task that is known to be due later than records are kept, if it is to be rescheduled, or if
-        the record of a cancellation cannot wait on the ladder. Then nothing is recorded.
+    :raises AmendmentError: for a bad id or time of a task that was not found by a search, or a bad
+        new time, or if the broker has no streams or refuses. For a task that is known to be due
+        later than records are kept, if it is to be rescheduled, or if the record of a cancellation
+        cannot wait on the ladder. Then nothing is recorded.
     """
-    ids = tuple(check_name(each, "the id of a task") for each in chosen.dues)
     now = time.time_ns() // 1_000_000
     mechanism = mechanism_of(connection.connection)
     if mechanism is None:
         raise AmendmentError(without_transport(connection))
     amendments = mechanism.amendments
     amendments.require()
+    dues, left = _amendable(amendments, action, chosen, now)
     until = amendments.kept_until(None, now)
-    latest = max((each or now for each in chosen.dues.values()), default=now)
-    if (last := max(latest, due or now)) > MAX_TIME:
-        raise AmendmentError(
-            f"a due time of {last} ms since the epoch is after the year 9999; give an earlier one, "
-            f"or choose only tasks that are due before"
-        )
+    latest = max((each or now for each in dues.values()), default=now)
+    if due is not None:
+        _check_time(due)
     if action == CANCEL:
         if not amendments.can_ride:
             amendments.require_remembered(latest, now, "a cancellation", _THOSE)
-        for names, eta in _together(chosen.dues, now + amendments.max_age):
+        for names, eta in _together(dues, now + amendments.max_age):
             until = max(amendments.kept_until(eta, now), until)
             if not dry_run:
                 api.cancel(names, eta=_time(eta) if eta > now else None, connection=connection)
-    elif ids and due is not None:
+    elif dues and due is not None:
         amendments.require_remembered(latest, now, "a rescheduling", _THOSE)
         if not dry_run:
-            api.reschedule(ids, eta=_time(due), connection=connection)
-    return Amended(action, ids, due, until, chosen.without_id)
+            api.reschedule(tuple(dues), eta=_time(due), connection=connection)
+    return Amended(action, tuple(dues), due, until, chosen.without_id, left)
+
+
+def _amendable(
+    amendments: Any, action: str, chosen: Chosen, now: int
+) -> tuple[dict[str, int | None], dict[str, str]]:
+    """Return the due times of the tasks that can be amended, and why others cannot, by id.
+
+    :raises AmendmentError: for one that cannot, if no search has found it.
+    """
+    dues: dict[str, int | None] = {}
+    left: dict[str, str] = {}
+    for name, due in chosen.dues.items():
+        try:
+            check_name(name, "the id of a task")
+            if due is not None:
+                _check_time(due)
+                if action == CANCEL:
+                    amendments.require_room(due, now)
+        except AmendmentError as exc:
+            if not chosen.found:
+                raise
+            left[name] = str(exc)
+        else:
+            dues[name] = due
+    return dues, left
+
+
+def _check_time(due: int) -> None:
+    if due > MAX_TIME:
+        raise AmendmentError(
+            f"a due time of {due} ms since the epoch is after the year 9999; give an earlier one, "
+            f"or choose only tasks that are due before"
+        )
 
 
 def _together(dues: Mapping[str, int | None], until: int) -> Iterator[tuple[list[str], int]]:

@@ -286,6 +286,18 @@ class Amendments:
             return now + self.max_age
         return due - self._lead + self.max_age
 
+    def require_room(self, due: int, now: int) -> None:
+        """Raise an error if the ladder cannot hold a record until shortly before its due time.
+
+        :raises AmendmentError: names the time and the longest delay.
+        """
+        ladder, wait = self._router.topology.ladder, due - self._lead - now
+        if self.rides(due, now) and wait > ladder.maximum:
+            raise AmendmentError(
+                f"the record of a cancellation would have to wait for {wait // 1000} s, and the "
+                f"longest delay of the ladder {ladder.name} is {ladder.maximum // 1000} s"
+            )
+
     @property
     def _lead(self) -> int:
         """How long before the due time such a record comes: the stream must keep it until then."""

@@ -178,11 +178,12 @@ def _amend(
         # Find bad ids, and a broker without support, before the user is asked.
         planned = act(dry_run=True)
         # The user has seen ids that are in the command itself.
-        if chosen.dues and not dry_run and not typed:
-            printer.confirm(f"{action} {_tasks(tuple(chosen.dues))}", yes=yes)
+        if planned.ids and not dry_run and not typed:
+            printer.confirm(f"{action} {_tasks(planned.ids)}", yes=yes)
         done = planned if dry_run else act()
     printer.show(done, "amended" if more else "amended_by_id", dry=dry_run, **more)
-    return OK if more.get("complete", True) and not chosen.without_id else FOUND
+    all_of_them = more.get("complete", True) and not done.without_id and not done.left
+    return OK if all_of_them else FOUND
 
 
 def _is_pattern(given: dict[str, Any]) -> bool:

@@ -306,7 +306,19 @@ def amended(value: Amended, *, dry: bool = False, found: bool = True) -> Rendera
     ]
     if value.without_id:
         lines.append(hanging("!", f"{value.without_id:,} have no id, and wait on", "yellow"))
-    return Group(*lines, *_names(value.ids, "task"))
+    lines += _names(value.ids, "task")
+    if value.left:
+        lines.append(hanging("!", f"{len(value.left):,} cannot be amended, and wait on:", "yellow"))
+    shown = list(value.left.items())[:6]
+    lines += (hanging(" ", f"{_cut(name)}: {why}", "yellow") for name, why in shown)
+    if len(value.left) > len(shown):
+        lines.append(Text(f"  and {len(value.left) - len(shown):,} more, which --json lists"))
+    return Group(*lines)
+
+
+def _cut(name: str) -> str:
+    """Return the beginning of an id that may be of any length."""
+    return repr(name if len(name) <= 60 else f"{name[:60]}…")
 
 
 amended_by_id = partial(amended, found=False)

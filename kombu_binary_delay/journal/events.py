@@ -28,7 +28,7 @@ MAX_ARGUMENTS = 256
 #: some have it from the task's ``eta``, and others from the ladder's header, in milliseconds.
 ROUNDING = 1_000_000
 #: The latest valid time, in microseconds: the end of the year 9999.
-_LATEST = MAX_TIME * 1000 + 999
+_LATEST = MAX_TIME * 1000
 #: Celery's count of retries, and ours of hops, are 32 bits in the tables.
 _MAX_COUNT = 2**31 - 1
 

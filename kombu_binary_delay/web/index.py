@@ -161,7 +161,7 @@ class Index:
 
 def _row(task: WaitingTask, *, hide: bool) -> tuple[Any, ...]:
     return (
-        _text(task.id),
+        _id(task.id),
         _text(task.name),
         None if hide else _text(task.args),
         None if hide else _text(task.kwargs),
@@ -174,6 +174,11 @@ def _row(task: WaitingTask, *, hide: bool) -> tuple[Any, ...]:
         task.first_due,
         _text(task.queue),
     )
+
+
+def _id(value: str | None) -> str | None:
+    """Return an id that a link can name, and an amendment; what stands in for it is another's."""
+    return value if _text(value) == value else None
 
 
 def _text(value: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 from urllib.parse import urlencode
@@ -255,7 +255,9 @@ class Pages:
         """Show what an action would change, is changing or has changed."""
         plan = self._plan_of(request, request.query_params.get("key", ""))
         examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
-        return self._show(request, "plan", {"plan": plan, "examples": examples, "most": _QUEUES})
+        left = list(plan.left.items())[:10]
+        words = {"plan": plan, "examples": examples, "left": left, "most": _QUEUES}
+        return self._show(request, "plan", words)
 
     async def act(self, request: Request) -> Response:
         """Do the confirmed action, once."""
@@ -291,11 +293,15 @@ class Pages:
         tasks, chosen, said = self._chosen(form, words)
         with self._broker.delaying() as connection:
             # This finds out now whether the broker supports it.
-            admin.amend(connection, action, chosen, due, dry_run=True)
-        queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks if each.id})
+            planned = admin.amend(connection, action, chosen, due, dry_run=True)
+        if planned.left and not planned.ids:
+            raise ValueError(next(iter(planned.left.values())))
+        chosen = replace(chosen, dues={each: chosen.dues[each] for each in planned.ids})
+        tasks = [each for each in tasks if each.id in chosen.dues]
+        queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks})
         most = tuple(sorted(queues.items(), key=lambda each: (-each[1], each[0])))
         unmoved = 0 if due is None else _unmoved(tasks, due)
-        plan = Plan(action, user, said, chosen, most, due, unmoved)
+        plan = Plan(action, user, said, chosen, most, due, unmoved, left=planned.left)
         if unmoved and unmoved == plan.count:
             raise ValueError(f"{plan.kept}: say a later time")
         return plan
@@ -325,7 +331,8 @@ class Pages:
         tasks = self._waiting(ids, index)
         known = admin.choose(tasks).dues
         # One that does not wait is amended as well, without a due time.
-        return tasks, admin.Chosen({each: known.get(each) for each in ids}), "one by one"
+        chosen = admin.Chosen({each: known.get(each) for each in ids}, found=True)
+        return tasks, chosen, "one by one"
 
     def _waiting(self, ids: Collection[str], index: Index | None) -> list[admin.WaitingTask]:
         """Return those of these tasks that wait.

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kombu_binary_delay import admin
@@ -24,6 +25,7 @@ class Plan:
     :param chosen: the tasks; None for a redrive.
     :param queues: how many of the tasks each queue has, as far as known, the most first.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
+    :param left: why chosen tasks cannot be amended, by id.
     :param unmoved: how many tasks run when they are first due, since that is after ``due``.
     :param parked: the messages that a redrive would send.
     :param reasons: why parked messages stay, or are not counted.
@@ -39,6 +41,7 @@ class Plan:
     queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
     unmoved: int = 0
+    left: Mapping[str, str] = field(default_factory=dict)
     parked: tuple[admin.Parked, ...] = ()
     reasons: tuple[str, ...] = ()
     began: float | None = None

@@ -7,6 +7,7 @@ import re
 import time
 from functools import partial
 
+import amqp
 import pytest
 from celery import Celery
 from celery.bin.celery import celery as celery_command
@@ -190,6 +191,46 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
 
 
 @pytest.mark.parametrize(
+    ("words", "far_stays"),
+    [
+        (["cancel", "--queue", "mail"], True),
+        (["cancel", "--name", "app.*"], True),
+        (["reschedule", "--queue", "mail", "--due-before", "31d", "--countdown", "7200"], False),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_amended_is_named_and_stays_and_the_others_are_amended(  # noqa: PLR0913, PLR0917
+    run, publish, connect, collect, words, far_stays
+):
+    long, half, far = "x" * 300, "half \ud800", "in the year 5000"
+    publish("one", long, delay=HOUR)
+    now = time.time_ns() // 1000
+    forged = {"event": "scheduled", "at": now, "key": "mail", "task": "app.mail"}
+    channel = connect("amqp").default_channel
+    for id_, due in ((half, now + HOUR * 1000), (far, 95_617_584_000_000_000)):
+        line = json.dumps({**forged, "id": id_, "due": due})
+        channel.basic_publish(amqp.Message(line), "", "kbd.v2.journal")
+    select = *words, "--source", "journal"
+
+    wait_until(lambda: run("tasks", "--json", "--id", far).stdout.count(far))
+    planned = json.loads(run(*select, "--dry-run", "--json").stdout)
+    shown = " ".join(run(*select, "--dry-run").output.split())
+    done = run(*select, "--json")
+
+    left = {long: "at most 255 bytes, got 300", half: "UTF-8"}
+    left |= {far: "the longest delay of the ladder"} if far_stays else {}
+    for found in (planned, json.loads(done.stdout)):
+        assert (found["ids"], found["left"].keys()) == (["one"], left.keys())
+        assert all(why in found["left"][id_] for id_, why in left.items())
+    assert (done.exit_code, "one" in done.stderr, "xxx" in done.stderr) == (1, True, False)
+    assert f"{len(left)} cannot be amended, and wait on" in shown
+    assert "got 300: 'xxx" in shown
+    # Another one of its id, which is due in this hour.
+    publish("one", long)
+    assert arrived(collect, connect, 1) == [long]
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["cancel"], 2, "say what to cancel"),
@@ -198,7 +239,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
         (["cancel", "x" * 256], 2, "at most 255 bytes"),
         (["cancel", "a", "--name", "b"], 2, "not both"),
         (["cancel", "a", "--eta", "2001-01-31T12:00"], 2, "has passed"),
-        (["cancel", "a", "--eta", "9999d"], 2, "ladder"),
+        (["cancel", "a", "--eta", "9999d"], 2, "the longest delay of the ladder"),
         *(
             (["reschedule", "a", option, time], 2, f"'{time}' is not a time up to the year 9999")
             for option, time in (
@@ -235,6 +276,14 @@ def test_a_time_after_the_year_9999_is_refused_by_a_dry_run_too(connect, vhost, 
     for dry_run in (True, False):
         with pytest.raises(AmendmentError, match=r"253402300800000 ms .* after the year 9999"):
             admin.amend(connect(), action, admin.Chosen({"a": due}), new, dry_run=dry_run)
+    assert not vhost.queues()
+
+
+@pytest.mark.parametrize(("action", "new"), [("cancel", None), ("reschedule", MAX_TIME)])
+def test_what_waits_until_after_the_year_9999_is_named_and_stays(connect, vhost, action, new):
+    chosen = admin.Chosen({"a": MAX_TIME + 1}, found=True)
+    done = admin.amend(connect(), action, chosen, new)
+    assert (done.ids, "253402300800000 ms" in done.left["a"]) == ((), True)
     assert not vhost.queues()
 
 

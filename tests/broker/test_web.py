@@ -185,6 +185,21 @@ def test_tasks_that_are_first_due_after_their_new_time_are_counted_apart(publish
     until(client, "/tasks?after=149m&before=150m", counted(2))
 
 
+def test_what_cannot_be_amended_is_named_and_the_others_are_amended(publish, pages):
+    publish("one", "x" * 300)
+    client = pages(allow_changes=True)
+    form = {"action": "cancel", "scope": "all", "token": token(until(client, "/tasks", counted(2)))}
+
+    planned = client.post("/plan", data=form)
+    key = {"key": planned.url.params["key"], "token": form["token"]}
+    done = client.post("/act", data=key).text
+
+    assert "1 cannot be amended, and wait on" in planned.text
+    assert "must have at most 255 bytes, got 300" in planned.text
+    assert "1 task cancelled" in done
+    until(client, "/tasks", counted(1))
+
+
 def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_time(
     publish, pages, vhost, topology, monkeypatch
 ):
