@@ -225,6 +225,16 @@ def user_of(request: Request) -> str:
     return user
 
 
+def asker(request: Request) -> str:
+    """Return who shares a place where requests wait: a user or, without users, an address."""
+    return user_of(request) or _address(request)
+
+
+def is_from_elsewhere(request: Request) -> bool:
+    """Return whether a browser says that another site made it send this request."""
+    return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
 def who(request: Request) -> str:
     """Return the user of a request, for the log."""
     user = user_of(request)

@@ -31,7 +31,7 @@ from kombu_binary_delay.admin.when import moment_of
 from kombu_binary_delay.model.address import Destination
 
 from .drawing import environment
-from .guard import FIELD, Tokens, user_of, who
+from .guard import FIELD, Tokens, asker, is_from_elsewhere, user_of, who
 from .index import Filter, Index
 from .looks import Broker, Now, Open, Watch, read_index, read_story
 from .plans import Plan, Plans
@@ -204,12 +204,18 @@ class Pages:
     def task(self, request: Request) -> Response:
         """Show one task's story."""
         task_id = request.query_params.get("id", "")
-        look = self._story_reader.get(
-            task_id,
-            lambda: read_story(self._place, self._broker, task_id, hide=self._hide),
-            _STORY,
-            _FIRST,
-        )
+        if is_from_elsewhere(request):
+            # Another site can make a browser ask for any number of them. A link from there shows
+            # the page, which then asks by itself.
+            look = self._story_reader.last(task_id)
+        else:
+            look = self._story_reader.get(
+                task_id,
+                lambda: read_story(self._place, self._broker, task_id, hide=self._hide),
+                _STORY,
+                _FIRST,
+                by=asker(request),
+            )
         template = "story" if "part" in request.query_params else "task"
         return self._show(request, template, {"task_id": task_id, "look": look, "hide": self._hide})
 

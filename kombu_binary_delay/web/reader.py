@@ -2,6 +2,9 @@
 
 Ten open pages cost the broker as much as one. Without open pages, nothing is read. While the broker
 is down, pages show the last values, with the reason why there are no newer ones.
+
+Values of which there are any number, such as the stories of tasks, wait in a line where each who
+asks has one place. So whoever asks for a thousand of them keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ _SLOW = 20.0
 _LAST = 5.0
 #: How many results are kept; the least recently requested one is dropped.
 _REMEMBERED = 64
+#: How many places the line has.
+_PLACES = 64
 #: The errors that reading from a broker may raise. Their messages have no passwords.
 FAILURES = (BinaryDelayError, amqp.AMQPError, OperationalError, OSError)
 
@@ -41,12 +46,14 @@ class Look:
     :param at: when it was read, in seconds since the epoch.
     :param error: why there is no newer result; None without an error.
     :param took: seconds that the reading took.
+    :param busy: whether too many others ask, so that no reading was begun.
     """
 
     value: Any = None
     at: float = 0.0
     error: str | None = None
     took: float = 0.0
+    busy: bool = False
 
 
 class Reader:
@@ -62,7 +69,10 @@ class Reader:
         self._looks: OrderedDict[Hashable, Look] = OrderedDict()
         #: When to read again, on the monotonic clock.
         self._next: dict[Hashable, float] = {}
-        self._wanted: OrderedDict[Hashable, tuple[Callable[[], Any], float]] = OrderedDict()
+        #: The line: by place, the key to read, how, and for how long it is new enough.
+        self._wanted: OrderedDict[Hashable, tuple[Hashable, Callable[[], Any], float]] = (
+            OrderedDict()
+        )
         #: When the reading of the current result began, on the monotonic clock.
         self._began: dict[Hashable, float] = {}
         #: When the value was changed, on the monotonic clock: a reading must begin after that.
@@ -72,13 +82,15 @@ class Reader:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def get(
+    def get(  # noqa: PLR0913 - what to read, how old it may be, and who asks
         self,
         key: Hashable,
         read: Callable[[], Any],
         age: float,
         wait: float = 0.0,
         since: float | None = None,
+        *,
+        by: Hashable = None,
     ) -> Look:
         """Return the last result, and start a new reading if it is too old.
 
@@ -87,18 +99,26 @@ class Reader:
         :param wait: seconds to wait for a first result.
         :param since: the value was changed then, on the monotonic clock: start a reading after it,
             even if nothing waits for it any more, and wait for that.
+        :param by: who asks. The last value that they ask for takes the place of one that still
+            waits. By default, each value has a place of its own.
         """
+        place = key if by is None else by
         end = time.monotonic() + wait
         with self._changed:
             if since is not None and self._began.get(key, 0.0) < since:
                 self._changed_at[key] = since
                 self._next[key] = 0.0
+            is_busy, is_first = False, True
             while True:
                 look = self._looks.get(key)
-                if time.monotonic() >= self._next.get(key, 0.0) and not self._closed:
-                    self._wanted.setdefault(key, (read, age))
-                    self._start()
-                    self._changed.notify_all()
+                is_old = time.monotonic() >= self._next.get(key, 0.0)
+                # A reading that began before the change may have ended meanwhile.
+                if is_old and not self._closed and (is_first or since is not None):
+                    if not self._want(place, key, read, age):
+                        # It will not be read within the wait.
+                        end = 0.0
+                    is_busy = place not in self._wanted
+                is_first = False
                 done = look is not None and (since is None or self._began[key] >= since)
                 left = end - time.monotonic()
                 if done or left <= 0:
@@ -106,7 +126,12 @@ class Reader:
                 self._changed.wait(left)
             if look is not None:
                 self._looks.move_to_end(key)
-            return self._doubted(key, look or Look())
+            return replace(self._doubted(key, look or Look()), busy=is_busy)
+
+    def last(self, key: Hashable) -> Look:
+        """Return the last result, and start no reading."""
+        with self._changed:
+            return self._looks.get(key) or Look()
 
     def close(self) -> None:
         """End the thread after its current reading; wait for that, but not for long."""
@@ -116,12 +141,27 @@ class Reader:
         if self._thread is not None:
             self._thread.join(_LAST)
 
+    def _want(self, place: Hashable, key: Hashable, read: Callable[[], Any], age: float) -> bool:
+        """Put a value into the line, and return whether its place was free or had it already."""
+        known = self._wanted.get(place)
+        if known is not None and known[0] == key:
+            return True
+        if known is None and len(self._wanted) >= _PLACES:
+            return False
+        self._wanted[place] = key, read, age
+        self._start()
+        self._changed.notify_all()
+        return known is None
+
     def _doubted(self, key: Hashable, look: Look) -> Look:
         """Return a look, with an error if it waits far longer for a reading than the last one took.
 
         It may be the reading of another value, which comes first.
         """
-        if self._reading is None or key not in self._wanted or look.error is not None:
+        if self._reading is None or look.error is not None:
+            return look
+        waits = key == self._reading[0] or any(key == each[0] for each in self._wanted.values())
+        if not waits:
             return look
         seconds = time.monotonic() - self._reading[1]
         if seconds < max(_SLOW, 3 * look.took) or look.value is None:
@@ -146,8 +186,11 @@ class Reader:
                     self._changed.wait()
                 if self._closed:
                     break
-                key, (read, age) = next(iter(self._wanted.items()))
+                _, (key, read, age) = self._wanted.popitem(last=False)
                 began = time.monotonic()
+                if began < self._next.get(key, 0.0):
+                    # It was read meanwhile, for another place.
+                    continue
                 self._reading = key, began
             before = self._looks.get(key) or Look()
             try:
@@ -167,7 +210,6 @@ class Reader:
                 pause = max(age, 10 * took)
             with self._changed:
                 self._reading = None
-                self._wanted.pop(key, None)
                 self._looks[key] = look
                 self._looks.move_to_end(key)
                 self._began[key] = began

@@ -123,6 +123,40 @@ def test_a_value_is_said_to_be_old_while_it_or_another_is_waited_for(reader, mon
     assert look.value == "figures"
 
 
+def test_who_asks_for_many_values_has_one_place_in_the_line(reader):
+    going, readings = threading.Event(), []
+
+    def ask(key, by, wait=0.0):
+        def read():
+            going.wait(PATIENCE)
+            readings.append(key)
+            return key
+
+        return reader.get(key, read, age=600, wait=wait, by=by)
+
+    for number in range(1000):
+        ask(number, "a flood")
+    mine = ask("mine", "me")
+    going.set()
+
+    assert (mine.value, mine.busy) == (None, False)
+    assert ask("mine", "me", PATIENCE).value == "mine"
+    # At most the one that is read, the last of the flood, and mine.
+    assert len(readings) <= 3
+
+
+def test_where_too_many_ask_the_next_one_is_told_at_once(reader):
+    going = threading.Event()
+    for number in range(1000):
+        reader.get(number, going.wait, age=600, by=number)
+
+    look = reader.get("mine", lambda: "mine", age=600, wait=PATIENCE, by="me")
+    going.set()
+
+    assert (look.value, look.busy) == (None, True)
+    wait_until(lambda: reader.get("mine", lambda: "mine", age=600, by="me").value == "mine")
+
+
 def test_a_defect_in_a_reading_is_no_end_of_the_pages(reader):
     def read():
         raise ZeroDivisionError("secret")
@@ -423,6 +457,34 @@ def test_a_form_is_read_up_to_its_limits_whether_its_length_is_said_or_not(chunk
     assert (unsaid.status_code, said.status_code) == (413, 413)
     assert says in unsaid.text
     assert says in said.text
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_makes_the_program_read_no_task(now, site):
+    told = Story("a", "waiting", "journal", task("a", "pay", now + HOUR))
+    readings = []
+
+    def story(task_id):
+        readings.append(task_id)
+        return told
+
+    def place(_):
+        return SimpleNamespace(story=story)
+
+    app = application(Target("amqp://127.0.0.1:1//"), place, authenticate=None)
+    with browser(app) as client:
+        begin = time.monotonic()
+        for number in range(100):
+            page = client.get(f"/task?id={number}", headers={"sec-fetch-site": site})
+        took = time.monotonic() - begin
+        # A link from there works all the same: the page itself asks.
+        assert 'hx-trigger="load, tick' in page.text
+        read_until(client, "/task?id=a&part=1", "It <strong>waits")
+        linked = client.get("/task?id=a", headers={"sec-fetch-site": site}).text
+
+    assert readings == ["a"]
+    assert "It <strong>waits" in linked
+    assert took < 100 * pages._FIRST  # noqa: SLF001 - no request has waited
 
 
 def test_another_name_for_this_machine_is_refused():
