@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.model.delay import PLUGIN_TYPE
 from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
@@ -112,6 +113,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
             place=place,
         ),
         *_delivery(topology, snapshot, relays, place),
+        *dead_letters(topology, snapshot),
         *_amendments(amendments, snapshot, declares=declares),
         *_journal(journal, snapshot, declares=declares),
         *_policies(management, topology, snapshot),
@@ -195,6 +197,44 @@ def _delivery(
 ) -> Iterator[Difference]:
     for each in faults(topology, snapshot, relays, place):
         yield Difference(each.severity, each.what, each.found, each.causes, each.remedy)
+
+
+def dead_letters(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
+    """Find dead letters that the delayed-message plugin would delay, and RabbitMQ does not. Pure.
+
+    That is in exchanges to which programs publish delayed messages, or which are the plugin's. A
+    queue with a TTL delays its dead letters itself.
+    """
+    into: dict[str, list[str]] = {}
+    keyless: set[str] = set()
+    for name, row in snapshot.queues.items():
+        given = dict(row.get("effective_policy_definition") or {})
+        given |= {key.removeprefix("x-"): value for key, value in arguments(row).items()}
+        exchange = str(given.get("dead-letter-exchange") or "")
+        if exchange and "message-ttl" not in given and not topology.owns(name):
+            into.setdefault(exchange, []).append(name)
+            if "dead-letter-routing-key" not in given:
+                keyless.add(exchange)
+    for exchange, queues in sorted(into.items()):
+        is_plugins = snapshot.exchanges.get(exchange, {}).get("type") == PLUGIN_TYPE
+        if is_plugins or (
+            topology.mirrors and topology.mirror_name(exchange) in snapshot.exchanges
+        ):
+            more = f" and {len(queues) - 1} more" if len(queues) > 1 else ""
+            key = ""
+            if exchange in keyless:
+                key = (
+                    "; and without an x-dead-letter-routing-key it has the ladder's key, which no "
+                    "direct or topic binding of yours matches"
+                )
+            yield Difference(
+                "note",
+                f"exchange {exchange}",
+                f"what {queues[0]}{more} dead-letters goes there, as delayed messages do",
+                "it is not delayed, whatever its x-delay is: only the delayed-message plugin does "
+                f"that, and a program that backs off by it gets the message again at once{key}",
+                "to back off, publish the message again with an x-delay, and acknowledge the first",
+            )
 
 
 def _reach(topology: Topology, level: int) -> int:

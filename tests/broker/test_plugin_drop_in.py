@@ -8,6 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import DelayError
+from kombu_binary_delay.admin import Management, verify
 from tests.waits import wait_until
 
 #: 100 ms are little on a machine that is busy: what is late then may change places. So often
@@ -156,3 +157,25 @@ def test_what_the_plugin_delivered_can_be_published_again(connect, collect):
 
     (arrival,) = collect(connection, [queue], 1)
     assert arrival.headers == {}
+
+
+def test_a_dead_letter_is_not_delayed_and_verify_says_so(broker, vhost, connect, topology):
+    """With the plugin, a message that is rejected into its exchange waits for its x-delay again."""
+    connection = connect()
+    loops = {"x-dead-letter-exchange": "x", "x-dead-letter-routing-key": "k"}
+    queue = Queue("q", delayed("x", "direct"), "k", queue_arguments=loops)
+    queue(connection.default_channel).declare()
+    send(connection, "x", "x", "k", 200)
+    bound = queue(connection.default_channel)
+    wait_until(lambda: vhost.waiting("q")["q"])
+
+    bound.get().reject()
+    again = wait_until(bound.get)
+    again.ack()
+
+    [death] = again.headers["x-death"]
+    assert (death["reason"], death["queue"]) == ("rejected", "q")
+    found = verify(Management.of(connection, broker.management_url), topology)
+    assert found.sound
+    [note] = [each for each in found.differences if each.what == "exchange x"]
+    assert note.found == "what q dead-letters goes there, as delayed messages do"

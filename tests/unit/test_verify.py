@@ -16,7 +16,7 @@ from kombu_binary_delay.admin import Management, Snapshot
 from kombu_binary_delay.admin.errors import UnlistedError
 from kombu_binary_delay.admin.fix import absent
 from kombu_binary_delay.admin.remedy import remake
-from kombu_binary_delay.admin.verify import compare, verify
+from kombu_binary_delay.admin.verify import compare, dead_letters, verify
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.journal import stream_part
@@ -108,6 +108,36 @@ def test_entries_are_not_missed_by_who_declares_nothing():
     kept = {name: row for name, row in snapshot.exchanges.items() if name not in entry_exchanges}
 
     assert not list(compare(TOPOLOGY, replace(snapshot, exchanges=kept), declares=False))
+
+
+def test_dead_letters_that_only_the_plugin_would_delay_are_noted():
+    def queue(exchange, **more):
+        return {"arguments": {"x-dead-letter-exchange": exchange, **more}}
+
+    part = TOPOLOGY.whole + TOPOLOGY.mirror("events")
+    snapshot = snapshot_of(part + Part(exchanges=(Exchange("other", "topic"),)))
+    policy = {"dead-letter-exchange": "events"}
+    queues = {
+        "orders": queue("events"),
+        "by policy": {"effective_policy_definition": policy},
+        "retry in 5 s": queue("events", **{"x-message-ttl": 5000}),
+        "by policy in 5 s": {"effective_policy_definition": {**policy, "message-ttl": 5000}},
+        "unmirrored": queue("other"),
+        "old": queue("the plugin's", **{"x-dead-letter-routing-key": "k"}),
+        "default": queue(""),
+        "none": {},
+    }
+    exchanges = {**snapshot.exchanges, "the plugin's": {"type": "x-delayed-message"}}
+    snapshot = replace(snapshot, queues={**snapshot.queues, **queues}, exchanges=exchanges)
+
+    found = list(dead_letters(TOPOLOGY, snapshot))
+
+    assert [(each.severity, each.what, each.found.partition(" dead")[0]) for each in found] == [
+        ("note", "exchange events", "what orders and 1 more"),
+        ("note", "exchange the plugin's", "what old"),
+    ]
+    assert ["it has the ladder's key" in each.causes for each in found] == [True, False]
+    assert not list(dead_letters(NSERVICEBUS, snapshot_of(NSERVICEBUS.whole)))
 
 
 @pytest.mark.parametrize(
