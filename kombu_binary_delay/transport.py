@@ -54,6 +54,7 @@ from .batching.frames import SMALLER, EncodedMessage, TooLargeError
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
+from .compat.green import read_at_once
 from .compat.hub import poll_at_once_if_ready, release_in_time
 from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
 from .compat.worker_log import log_at_worker_start
@@ -554,6 +555,7 @@ class TransportMixin(_Above):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         disable_native_delivery()
         check_declared_first()
+        read_at_once()
         follow_celery(client.transport_options)
         log_at_worker_start()
         super().__init__(client, **kwargs)
