@@ -67,6 +67,17 @@ class AskType:
 
 
 @dataclass(frozen=True)
+class AskTemporary:
+    """Ask whether a queue ends by itself and takes every message until then, without a change.
+
+    It ends by itself if it is auto-delete or expires. Answer: True; or False, also if this user may
+    not ask, or the broker does not say.
+    """
+
+    queue: str
+
+
+@dataclass(frozen=True)
 class Unbind:
     """Remove bindings; those that do not exist are ignored. Answer: DONE."""
 
@@ -101,6 +112,6 @@ class Warn:
     once: bool = False
 
 
-Command: TypeAlias = Ensure | Look | AskType | Unbind | Delete | Pause | Warn
+Command: TypeAlias = Ensure | Look | AskType | AskTemporary | Unbind | Delete | Pause | Warn
 #: A generator of commands. It receives an answer for each; a refusal is thrown as TopologyError.
 Steps: TypeAlias = Generator[Command, Any, None]

@@ -6,6 +6,7 @@ runs each command and returns the answer. It must not import the router or the t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from amqp import spec
 from amqp.exceptions import (
     AccessRefused,
     ChannelError,
+    InternalError,
     NotFound,
     PreconditionFailed,
     RecoverableConnectionError,
@@ -27,6 +29,7 @@ from kombu.log import get_logger
 from .buffering import FrameBuffer
 from .commands import (
     Answer,
+    AskTemporary,
     AskType,
     Command,
     Delete,
@@ -58,6 +61,16 @@ _OTHER_TYPE = "inequivalent arg 'type'"
 #: RabbitMQ refuses a declaration with a number in place of the alternate exchange's name, whether
 #: the exchange exists or not. So such a declaration reads the type and never changes anything.
 _NO_NAME = {"alternate-exchange": 1}
+#: So it refuses one of a queue with these as ``x-expires`` or ``x-overflow``.
+_NO_TIME, _NO_OVERFLOW = "?", 1
+#: With these values of ``x-overflow``, a queue that is full drops its oldest message.
+_TAKES_ALL = (None, "drop-head")
+#: The end of RabbitMQ's error: the value of what differs, and, in most cases, its type.
+_CURRENT = re.compile(
+    r"none|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<untyped>.*)'", re.DOTALL
+)
+_BOOLEANS = {"true": True, "false": False}
+_INTEGERS = {"byte", "unsignedbyte", "short", "unsignedshort", "signedint", "unsignedint", "long"}
 
 
 class Executor:
@@ -155,10 +168,8 @@ class Executor:
                 logger.warning("%s", command.text)
         elif isinstance(command, Pause):
             time.sleep(command.seconds)
-        elif isinstance(command, AskType):
-            return self._ask_type(command.exchange)
-        elif isinstance(command, Look):
-            return self._look(command)
+        elif isinstance(command, Look | AskType | AskTemporary):
+            return self._ask(command)
         elif isinstance(command, Ensure):
             return self._ensure(command)
         elif isinstance(command, Unbind):
@@ -241,6 +252,13 @@ class Executor:
             channel.send_method(spec.Queue.Delete, "Bsbbb", (0, command.lock, False, False, True))
             self._abandon(channel)
 
+    def _ask(self, command: Look | AskType | AskTemporary) -> Any:
+        if isinstance(command, AskType):
+            return self._ask_type(command.exchange)
+        if isinstance(command, AskTemporary):
+            return self._ask_temporary(command.queue)
+        return self._look(command)
+
     def _look(self, command: Look) -> Answer:
         with self.channel("the ladder") as channel:
             try:
@@ -276,6 +294,58 @@ class Executor:
             # It ends with the type that the exchange has: try that one next.
             left.sort(key=lambda each: f"'{each}'" not in refusal)
         return None
+
+    def _ask_temporary(self, queue: str) -> bool:
+        """Ask for one property of a queue after the other: each error names the first that differs.
+
+        RabbitMQ compares ``x-overflow`` after all that makes a queue end by itself.
+        """
+        properties = {"durable": True, "auto_delete": False}
+        arguments: dict[str, Any] = {"x-expires": _NO_TIME, "x-overflow": _NO_OVERFLOW}
+        told: set[str] = set()
+        while True:
+            name, value = self._difference(queue, properties, arguments)
+            if not name or name in told:
+                return False
+            told.add(name)
+            if name == "x-overflow":
+                return value in _TAKES_ALL and arguments.get("x-expires") != _NO_TIME
+            if value is None:
+                # It does not expire, and is not auto-delete, which RabbitMQ compares before.
+                return False
+            if name in properties:
+                properties[name] = value
+            else:
+                arguments[name] = value
+            if name == "auto_delete":
+                # It ends by itself, whether it expires or not.
+                arguments.pop("x-expires", None)
+
+    def _difference(
+        self, queue: str, properties: dict[str, bool], arguments: dict[str, Any]
+    ) -> tuple[str, Any]:
+        """Return what RabbitMQ says to differ between a queue and a declaration, and its value.
+
+        :param arguments: with an invalid one, so that the declaration is refused in any case.
+        :returns: as :func:`difference`.
+        """
+        what = f"the arguments of the queue {queue!r}"
+        try:
+            with self.channel(what) as channel:
+                try:
+                    channel.queue_declare(queue, **properties, arguments=arguments)
+                except ChannelError as exc:
+                    return difference(str(exc.reply_text), queue, self.connection.virtual_host)
+        except UnicodeDecodeError:
+            # RabbitMQ 3.10 can cut the error within a character.
+            pass
+        except InternalError as exc:
+            raise TopologyError(
+                f"RabbitMQ has closed the connection instead of reporting {what}, as it does if "
+                f"they are long and not ASCII; declare the queue on this connection before you "
+                f"delay to it"
+            ) from exc
+        return "", None
 
     def _delete(self, command: Delete) -> None:
         with self.channel(command.what) as channel:
@@ -369,6 +439,28 @@ def is_deleted(refusal: NotFound) -> bool:
     RabbitMQ refuses it as well if it has the queue, but its node has stopped or is just starting.
     """
     return str(refusal.reply_text).startswith(("NOT_FOUND - no queue", "NOT_FOUND - no exchange"))
+
+
+def difference(refusal: str, queue: str, vhost: str) -> tuple[str, Any]:
+    """Read what differs between a queue and a declaration, by RabbitMQ's refusal, and its value.
+
+    :returns: the name, and None if the queue lacks it; an empty name if the refusal does not say
+        it, or its end is cut off.
+    """
+    start, _, end = refusal.partition(f"' for queue '{queue}' in vhost '{vhost}': received ")
+    name = start.removeprefix("PRECONDITION_FAILED - inequivalent arg '")
+    current = _CURRENT.fullmatch(end.partition(" but current is ")[2])
+    if name == start or current is None:
+        return "", None
+    value, kind = current["value"], current["type"]
+    if value is None:
+        value = current["untyped"]
+        kind = "long" if (value or "").isdecimal() else "bool" if value in _BOOLEANS else "longstr"
+    if kind in _INTEGERS:
+        return name, int(value)
+    if kind == "bool":
+        return name, _BOOLEANS.get(value)
+    return (name, value) if kind == "longstr" else ("", None)
 
 
 def _has_another_age(queue: Queue, error: TopologyError) -> bool:

@@ -75,8 +75,8 @@ class Settings:
         of the journal and the amendments.
     :param relays: glob patterns of queues that may reject messages because of a policy, or because
         their nodes are down. Each gets a relay, so that its messages do not hold up others, unless
-        it is exclusive or auto-delete. Queues declared with ``reject-publish``, and queues that the
-        connection has not declared, always have one.
+        it is exclusive or auto-delete. Queues declared with ``reject-publish``, and lasting queues
+        that the connection has not declared, always have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
         whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.commands import (
     Answer,
+    AskTemporary,
     AskType,
     Delete,
     Ensure,
@@ -57,6 +58,10 @@ class SimulatedBroker:
         self.bindings: dict[Binding, None] = {}
         #: Queues that exist on a node that is down.
         self.out_of_reach: set[str] = set()
+        #: Queues that are deleted when their last consumer leaves.
+        self.auto_delete: set[str] = set()
+        #: Queues whose arguments the user may not ask for.
+        self.untold: set[str] = set()
         #: What was done, by kind, and what was written to the log.
         self.commands: list[Command] = []
         self.warnings: list[str] = []
@@ -88,11 +93,8 @@ class SimulatedBroker:
             self.warnings.append(command.text)
         elif isinstance(command, Pause):
             pass  # nothing happens by itself here
-        elif isinstance(command, AskType):
-            exchange = self.exchanges.get(command.exchange)
-            return Answer.MISSING if exchange is None else exchange.type
-        elif isinstance(command, Look):
-            return self._look(command)
+        elif isinstance(command, Look | AskType | AskTemporary):
+            return self._ask(command)
         elif isinstance(command, Ensure):
             return self.declare(command.part)
         elif isinstance(command, Unbind):
@@ -105,6 +107,22 @@ class SimulatedBroker:
             for name in command.queues:
                 self.delete_queue(name)
         return Answer.DONE
+
+    def _ask(self, command: Look | AskType | AskTemporary) -> Any:
+        if isinstance(command, AskType):
+            exchange = self.exchanges.get(command.exchange)
+            return Answer.MISSING if exchange is None else exchange.type
+        if isinstance(command, AskTemporary):
+            return self._is_temporary(command.queue)
+        return self._look(command)
+
+    def _is_temporary(self, name: str) -> bool:
+        queue = self.queues.get(name)
+        if queue is None or name in self.untold | self.out_of_reach:
+            return False
+        arguments = dict(queue.arguments)
+        ends = name in self.auto_delete or "x-expires" in arguments
+        return ends and not str(arguments.get("x-overflow")).startswith("reject-publish")
 
     def _look(self, command: Look) -> Answer:
         # In the order of the executor.

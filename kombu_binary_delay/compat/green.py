@@ -10,8 +10,8 @@ On our connections, this reads what has come and does not wait for more. The loo
 two seconds, so heartbeats are read as before. Celery's other loop calls the same function once, to
 read what has come before it begins to poll.
 
-This can go with the first release of Celery whose ``synloop`` does not wait; 5.7.0 does. This module
-must not import Celery: a Kombu program may not have it.
+This can go with the first release of Celery whose ``synloop`` does not wait; 5.7.0 does. This
+module must not import Celery: a Kombu program may not have it.
 """
 
 from __future__ import annotations

@@ -60,6 +60,14 @@ def can_have_type_told(exchange: str, vhost: str) -> bool:
     )
 
 
+def can_have_arguments_told(queue: str, vhost: str) -> bool:
+    """Whether a broker can report the arguments of a queue of this name.
+
+    For the reason, see :func:`can_be_denied`; this text has values of any length.
+    """
+    return queue.isascii() and vhost.isascii()
+
+
 def _is_whole(text: str) -> bool:
     return text.isascii() or len(text.encode()) <= MAX_REPLY
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kombu_binary_delay.commands import (
     Answer,
+    AskTemporary,
     AskType,
     Delete,
     Ensure,
@@ -20,7 +21,11 @@ from kombu_binary_delay.commands import (
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE
-from kombu_binary_delay.model.versions import can_be_denied, can_have_type_told
+from kombu_binary_delay.model.versions import (
+    can_be_denied,
+    can_have_arguments_told,
+    can_have_type_told,
+)
 
 from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
 from .ladder_side import LadderSide
@@ -37,7 +42,8 @@ class DeliverySide(LadderSide):
         """Whether a queue needs a relay, since it may reject messages.
 
         That is so if it is declared with reject-publish, if the connection does not know its
-        arguments, or if it matches the setting ``relays``.
+        arguments, or if it matches the setting ``relays``. Of a queue that is not known, see
+        :meth:`_is_temporary`.
         """
         return self.topology.can_have_relays and (
             self._refusing.get(queue, True)
@@ -65,13 +71,14 @@ class DeliverySide(LadderSide):
             )
         beside_others = self.topology.can_have_relays and by_relay
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
-        way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         answer = Answer.DONE
         if by_relay and queue not in self._queues:
-            # Make no relay for a queue that does not exist. RabbitMQ 4.3 refuses to say so to a
-            # user without a permission on it.
-            with suppress(TopologyError):
-                answer = yield Look(queues=(queue,))
+            # Make no relay for a queue that does not exist.
+            answer = yield from self._exists(queue)
+            if answer is Answer.DONE and not beside_others:
+                # Nor one that would outlive its queue.
+                by_relay = not (yield from self._is_temporary(queue))
+        way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         if answer is Answer.DONE:
             what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
             try:
@@ -90,6 +97,28 @@ class DeliverySide(LadderSide):
             self._warned.pop(queue, None)
         else:
             yield from self._without_way(queue, answer, beside_others=beside_others)
+
+    def _exists(self, queue: str) -> Any:
+        """Ask whether a queue exists; DONE as well if the broker refuses to say so.
+
+        RabbitMQ 4.3 refuses it to a user without a permission on the queue.
+        """
+        answer = Answer.DONE
+        with suppress(TopologyError):
+            answer = yield Look(queues=(queue,))
+        return answer
+
+    def _is_temporary(self, queue: str) -> Any:
+        """Ask whether a queue, of which nothing is known, ends by itself and takes every message.
+
+        It is not asked if it has a relay: that takes precedence. So a lasting queue is asked once.
+        """
+        known = queue in self._refusing or self.topology.wants_relay(queue, self._settings.relays)
+        if known or not (self._can_quorum and can_have_arguments_told(queue, self._vhost)):
+            return False
+        if (yield from self._exists(self.topology.queue_relay_name(queue))) is Answer.DONE:
+            return False
+        return (yield AskTemporary(queue))
 
     def _without_way(self, queue: str, answer: Answer, *, beside_others: bool) -> Steps:
         """Refuse a message for a queue that cannot be bound, or warn of what becomes of it."""

@@ -1,10 +1,13 @@
 """A destination queue that refuses messages holds up nobody but itself."""
 
 import time
+from typing import Any
 
 import pytest
 from kombu import Exchange, Producer, Queue
 
+from kombu_binary_delay import TopologyError
+from kombu_binary_delay.commands import AskTemporary
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 #: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
@@ -138,7 +141,9 @@ def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vho
 def test_a_full_queue_delays_no_other_though_nobody_has_told_its_arguments(
     connect, collect, owner, queue_type
 ):
-    bad = full(queue_type, Exchange(""), **{"x-overflow": "reject-publish"})
+    # That it ends by itself, and so could do without a relay, is no reason.
+    limits = {"x-overflow": "reject-publish", "x-expires": 3_600_000}
+    bad = full(queue_type, Exchange(""), **limits)
     good = Queue("good")
     publisher, worker = connect(confirm_publish=True), connect()
     declared_by = connect("amqp") if owner == "without the transport" else connect()
@@ -260,3 +265,131 @@ def test_what_a_queue_dead_letters_says_where_it_was_published(connect, collect)
     [death] = arrival.headers["x-death"]
     assert (death["exchange"], death["routing-keys"]) == ("x", ["new"])
     assert arrival.headers["x-first-death-exchange"] == "x"
+
+
+#: Queues, and whether they end by themselves and take every message until then.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "classic": ({}, {}, False),
+    "quorum": ({}, {"x-queue-type": "quorum"}, False),
+    "stream": ({}, {"x-queue-type": "stream", "x-max-length-bytes": 10**6}, False),
+    "rejecting": ({}, {"x-max-length": 1, "x-overflow": "reject-publish"}, False),
+    "transient": ({"durable": False}, {}, False),
+    "exclusive": ({"durable": False, "exclusive": True}, {}, False),
+    "auto-delete": ({"auto_delete": True}, {}, True),
+    "transient auto-delete": ({"durable": False, "auto_delete": True}, {}, True),
+    "both": ({"auto_delete": True}, {"x-expires": 3_600_000}, True),
+    "expiring": ({}, {"x-expires": 2**31, "x-overflow": "drop-head", "x-max-length": 9}, True),
+    "expiring quorum": ({}, {"x-expires": 3_600_000, "x-queue-type": "quorum"}, True),
+    "quorum with more": (
+        {},
+        {
+            "x-queue-type": "quorum",
+            "x-dead-letter-exchange": "it's; but current is none",
+            "x-dead-letter-routing-key": "'of type 'longstr'",
+            "x-dead-letter-strategy": "at-most-once",
+            "x-expires": 3_600_000,
+            "x-message-ttl": 3_600_000,
+        },
+        True,
+    ),
+    "with more": (
+        {"auto_delete": True},
+        {
+            "x-dead-letter-exchange": "d\xe9j\xe0",
+            "x-max-length-bytes": 2**40,
+            "x-max-priority": 5,
+            "x-single-active-consumer": True,
+        },
+        True,
+    ),
+    "expiring and rejecting": ({}, {"x-expires": 9**9, "x-overflow": "reject-publish"}, False),
+    "auto-delete and rejecting": (
+        {"auto_delete": True},
+        {"x-queue-type": "classic", "x-message-ttl": 9, "x-overflow": "reject-publish-dlx"},
+        False,
+    ),
+}
+
+
+def make(channel, name):
+    properties, arguments, _ = KINDS[name]
+    lasting = {"durable": True, "auto_delete": False}
+    channel.queue_declare(name, **{**lasting, **properties}, arguments=arguments)
+
+
+def state(vhost):
+    """What every queue is, and how much is in it."""
+    rows = vhost.broker.api("GET", f"queues/{vhost.name}?disable_stats=true")
+    told = ("name", "durable", "auto_delete", "exclusive", "arguments", "type")
+    return sorted(str({each: row.get(each) for each in told}) for row in rows)
+
+
+def test_to_ask_whether_a_queue_ends_by_itself_changes_nothing(connect, vhost):
+    owner, executor = connect("amqp"), connect().connection.delay_mechanism.executor
+    for name in KINDS:
+        make(owner.default_channel, name)
+    before = state(vhost)
+
+    found = {name: executor.do(AskTemporary(name)) for name in (*KINDS, "missing")}
+
+    assert found == {**{name: ends for name, (*_, ends) in KINDS.items()}, "missing": False}
+    assert state(vhost) == before
+
+
+@pytest.mark.parametrize("name", ["quorum with more", "with more", "transient auto-delete"])
+def test_a_queue_that_is_deleted_while_it_is_asked_about_is_not_made_again(
+    connect, vhost, monkeypatch, name
+):
+    owner, executor = connect("amqp").default_channel, connect().connection.delay_mechanism.executor
+    make(owner, name)
+    before, asked, end = state(vhost), 0, None
+    difference = executor._difference  # noqa: SLF001
+
+    def ask(*question):
+        nonlocal asked
+        asked += 1
+        if asked == end:
+            owner.queue_delete(name)
+        return difference(*question)
+
+    monkeypatch.setattr(executor, "_difference", ask)
+    assert executor.do(AskTemporary(name))
+    for end in range(1, asked + 1):  # noqa: B007 - it is read there
+        asked = 0
+        assert not executor.do(AskTemporary(name))
+        assert state(vhost) == []
+        make(owner, name)
+    assert state(vhost) == before
+
+
+def test_a_queue_that_the_broker_cannot_tell_about_is_named_with_the_remedy(connect, broker):
+    """Its error is cut off after 255 bytes, within a character or not."""
+    connection = connect()
+    executor = connection.connection.delay_mechanism.executor
+    connection.default_channel.queue_declare(
+        "q", arguments={"x-dead-letter-exchange": "\u20ac" * 80, "x-expires": 3_600_000}
+    )
+    if broker.release < (4, 0):
+        assert not executor.do(AskTemporary("q"))
+        connection.default_channel.queue_delete("q")
+        return
+    with pytest.raises(TopologyError, match="declare the queue on this connection before"):
+        executor.do(AskTemporary("q"))
+
+
+def test_a_reply_queue_of_each_request_leaves_nothing_behind(connect, vhost):
+    server, arrived = connect(confirm_publish=True), []
+    server.default_channel.queue_declare("requests")
+    publish(server, "", "requests")  # makes the ladder
+    before = state(vhost)
+    for name in ("auto-delete", "expiring", "expiring quorum"):
+        client = connect("amqp")
+        make(client.default_channel, name)
+        replies = Queue(name, no_declare=True)
+        with client.Consumer(replies, callbacks=[lambda body, _: arrived.append(body)]):
+            publish(server, "", name)
+            drain_until(client, lambda: arrived)
+        client.default_channel.queue_delete(name)
+        arrived.clear()
+
+    assert state(vhost) == before

@@ -10,6 +10,7 @@ import pytest
 from kombu_binary_delay import AddressError, DelayError, Settings, Topology, TopologyError
 from kombu_binary_delay.commands import (
     Answer,
+    AskTemporary,
     AskType,
     Ensure,
     Look,
@@ -128,18 +129,79 @@ def test_to_plan_changes_nothing_that_is_known(broker):
         ({"x_expires": 1000}, False),
         ({"x_overflow": "reject-publish"}, True),
         ({"x_overflow": "reject-publish-dlx"}, True),
-        (None, True),
     ],
 )
 def test_a_queue_is_led_to_straight_only_if_it_is_known_not_to_refuse(broker, declared, by_relay):
     connection = Connection(broker)
-    if declared is None:
-        broker.declare(Part(queues=(Queue("q", ()),)))
-    else:
-        connection.queue("q", **declared)
+    connection.queue("q", **declared)
 
     assert connection.reached() == ["q"]
     assert relays(broker) == ([connection.topology.queue_relay_name("q")] if by_relay else [])
+
+
+EXPIRES = ("x-expires", 1000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "but", "by_relay", "times"),
+    [
+        ([], "", True, 1),
+        ([EXPIRES], "", False, 2),
+        ([], "auto-delete", False, 2),
+        ([EXPIRES, ("x-overflow", "reject-publish")], "", True, 1),
+        ([("x-overflow", "reject-publish")], "auto-delete", True, 1),
+        ([EXPIRES], "may not ask", True, 1),
+        ([EXPIRES], "named in relays", True, 0),
+        ([EXPIRES], "has a relay", True, 0),
+        ([EXPIRES], "has a further key", True, 0),
+    ],
+)
+def test_a_queue_that_is_not_known_leaves_a_relay_behind_only_if_it_has_to(
+    broker, arguments, but, by_relay, times
+):
+    broker.declare(Part(queues=(Queue("q", tuple(arguments)),)))
+    connection = Connection(broker, relays=["q"] if but == "named in relays" else [])
+    if but == "auto-delete":
+        broker.auto_delete.add("q")
+    if but == "may not ask":
+        broker.untold.add("q")
+    if but == "has a relay":
+        broker.declare(connection.topology.base + connection.topology.queue_relay("q"))
+    if but == "has a further key":
+        connection.publish(application_headers={"CC": ["q"]})
+
+    for _ in range(2):
+        assert connection.reached() == ["q"]
+        connection.now += LOOK_AGAIN
+
+    assert relays(broker) == ([connection.topology.queue_relay_name("q")] if by_relay else [])
+    asked = [each for each in broker.commands if isinstance(each, AskTemporary)]
+    # Again only where no relay shows that it is of no use.
+    assert len(asked) == times
+
+
+def test_a_queue_that_is_made_anew_and_may_refuse_now_is_asked_again(broker):
+    publisher = Connection(broker)
+    broker.declare(Part(queues=(Queue("q", (EXPIRES,)),)))
+    publisher.publish()
+    broker.delete_queue("q")
+    broker.declare(Part(queues=(Queue("q", (EXPIRES, ("x-overflow", "reject-publish"))),)))
+    assert publisher.reached() == [publisher.topology.parking]
+
+    publisher.now += LOOK_AGAIN
+
+    assert publisher.reached() == ["q"]
+    assert relays(broker)
+
+
+@pytest.mark.parametrize("server", [SERVER, {"product": "LavinMQ", "version": "4.3.0"}], ids=str)
+@pytest.mark.parametrize("queue", ["reply", "r\xe9ponse"])
+def test_what_may_not_answer_as_rabbitmq_does_is_not_asked(broker, server, queue):
+    broker.declare(Part(queues=(Queue(queue, (EXPIRES,)),)))
+    connection = Connection(broker, server, queue_type="quorum")
+    assert connection.reached(queue) == [queue]
+    asked = [each for each in broker.commands if isinstance(each, AskTemporary)]
+    assert len(asked) == (server == SERVER and queue.isascii())
 
 
 def test_a_queue_that_the_settings_name_has_a_relay_whatever_is_known(broker):
