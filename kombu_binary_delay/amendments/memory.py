@@ -4,6 +4,10 @@ A message that no record names always passes. Records expire by time only: a rec
 due time that it names (or else the time it was written), and then for as long as the stream keeps
 records.
 
+Records with ids and records with keys come by two streams, which have no common order. So what is
+known of an id depends on the records of that id only, in their order, and what is known of a key
+likewise. A message that has a key and replaces an id is judged by both.
+
 Of the messages with one key, the *valid* one is that of the last record in the order of the stream,
 which is the same for all consumers and depends on no clock. The generations that it supersedes are
 remembered while their messages can still arrive. One that arrives much later, after an outage, is
@@ -80,6 +84,7 @@ class _Amended:
         "kept",
         "postponed",
         "revived",
+        "superseded",
         "until",
     )
 
@@ -93,10 +98,18 @@ class _Amended:
         self.revived = False
         self.postponed = 0
         self.until = 0
-        #: Generations that still run although a later one is valid, and how long to remember them.
+        #: Earlier generations that do not run, and how long to remember them.
+        self.superseded: dict[str, int] = {}
+        #: Those that still run although a later one is valid.
         self.kept: dict[str, int] = {}
-        #: Those of them that were cancelled with their key.
+        #: Those of the latter that were cancelled with their key.
         self.called_off: dict[str, int] = {}
+
+    def knows(self, generation: str, now: int) -> bool:
+        """Return whether the record of this generation was read."""
+        return generation == self.generation or any(
+            each.get(generation, 0) > now for each in (self.superseded, self.kept, self.called_off)
+        )
 
     def cancel(self) -> None:
         """Cancel the valid one and those that are kept."""
@@ -120,7 +133,6 @@ class Memory:
         self._stamped: dict[tuple[str, str], int] = {}
         self._amended: dict[str, _Amended] = {}
         self._keyed: dict[str, _Amended] = {}
-        self._superseded: dict[str, int] = {}
         self._forgotten = self._until = 0
 
     def __len__(self) -> int:
@@ -146,8 +158,9 @@ class Memory:
         until = max(written, due or 0) + max_age
         if until <= now and isinstance(record, Cancel):
             # Of what is known for longer, it stays cancelled as long.
-            known = self._keyed if record.keyed else self._amended
-            record = replace(record, names=tuple(each for each in record.names if each in known))
+            keyed = record.keyed
+            names = (each for each in record.names if self._find(each, now, keyed=keyed))
+            record = replace(record, names=tuple(names))
             until = now + 1 if record.names else 0
         if until > now:
             self._note(record, self._rounded(until), now, rode=rode)
@@ -159,12 +172,12 @@ class Memory:
             case Cancel():
                 cancel = record if record.at <= now else replace(record, at=now)
                 for name in cancel.names:
-                    self._cancel(name, cancel, until, rode=rode)
+                    self._cancel(name, cancel, until, now, rode=rode)
             case CancelStamped():
                 for stamp, values in record.stamps:
                     self._stamped.update(dict.fromkeys([(stamp, each) for each in values], until))
             case Postpone():
-                self._of(record.name, until).postponed = record.due
+                self._of(record.name, until, now).postponed = record.due
             case Supersede():
                 self._supersede(record, until, now)
 
@@ -176,6 +189,8 @@ class Memory:
         """
         name, headers = names_of(properties)
         amended = self._amended.get(name)
+        if amended is not None and amended.until <= now:
+            amended = None
         if amended is not None or GENERATION in headers:
             verdict = self._judge_named(name, headers, amended, now)
             if verdict is not None:
@@ -194,7 +209,7 @@ class Memory:
         :param now: milliseconds since the epoch.
         """
         name, headers = names_of(properties)
-        amended = self._amended.get(name)
+        amended = self._find(name, now)
         if amended is None:
             return self._is_unrecorded(properties, now)
         return (
@@ -224,7 +239,11 @@ class Memory:
         until = self._cancelled.get(name, 0)
         if until <= now or not isinstance(generation, str) or headers.get(REPLACES) != name:
             return False
-        return time_of(generation) + _UNSURE >= self._cancelled_at.get(name, until - self._max_age)
+        return time_of(generation) + _UNSURE >= self._cancelled_since(name)
+
+    def _cancelled_since(self, name: str) -> int:
+        at = self._cancelled_at.get(name)
+        return self._cancelled.get(name, 0) - self._max_age if at is None else at
 
     def _judge_named(
         self, name: str, headers: Mapping[str, Any], amended: _Amended | None, now: int
@@ -235,10 +254,11 @@ class Memory:
         if isinstance(generation, str):
             # A message with a key but no generation comes from a program without this transport.
             if isinstance(key, str):
-                verdict = self._judge_generation(self._keyed.get(key), generation, now)
+                keyed = self._find(key, now, keyed=True)
+                verdict = self._judge_generation(keyed, generation, now)
                 verdict = verdict and verdict._replace(by_key=True)
             if isinstance(replaces, str):
-                replaced = self._amended.get(replaces)
+                replaced = self._find(replaces, now)
                 verdict = self._judge_generation(replaced, generation, now) or verdict
         if amended is not None and not (isinstance(generation, str) and replaces == name):
             # A task that calls Celery's replace() continues under its id.
@@ -249,14 +269,16 @@ class Memory:
     def _judge_generation(
         self, valid: _Amended | None, generation: str, now: int
     ) -> Verdict | None:
-        if generation in self._superseded:
-            return Verdict(SUPERSEDED)
-        if valid is None or generation in valid.kept:
+        if valid is None:
             return None
-        if generation in valid.called_off:
-            return Verdict(CANCELLED)
         if generation == valid.generation:
             return Verdict(CANCELLED) if valid.cancelled else None
+        if valid.superseded.get(generation, 0) > now:
+            return Verdict(SUPERSEDED)
+        if valid.kept.get(generation, 0) > now:
+            return None
+        if valid.called_off.get(generation, 0) > now:
+            return Verdict(CANCELLED)
         return Verdict(SUPERSEDED) if self._is_older(generation, valid, now) else None
 
     @staticmethod
@@ -265,12 +287,21 @@ class Memory:
             return Verdict(SUPERSEDED)
         return Verdict(CANCELLED) if amended.cancelled else None
 
-    def inherit(self, before: Memory) -> None:
-        """Add what an earlier memory knew: its stream may have been deleted since."""
+    def inherit(self, before: Memory, now: int) -> None:
+        """Add what an earlier memory knew: its stream may have been deleted since.
+
+        :param now: milliseconds since the epoch.
+        """
+        before._forget(now)
+        self._forget(now)
+        since = {
+            name: max(self._cancelled_since(name), before._cancelled_since(name))
+            for name in {*self._cancelled_at, *before._cancelled_at}
+        }
         for name, until in before._cancelled.items():
             amended = self._amended.get(name)
             if amended is None:
-                self._cancelled.setdefault(name, until)
+                self._cancelled[name] = max(self._cancelled.get(name, 0), until)
                 continue
             amended.until = max(amended.until, until)
             # What was read since replaces it, or only postpones it.
@@ -278,19 +309,19 @@ class Memory:
                 amended.revived = True
             else:
                 amended.cancelled = True
-        self._cancelled_at = {**before._cancelled_at, **self._cancelled_at}
+        self._cancelled_at = {name: since[name] for name in since if name in self._cancelled}
         for name, amended in before._amended.items():
             if name not in self._cancelled:
                 self._take_over(self._amended, name, amended)
         for name, amended in before._keyed.items():
             self._take_over(self._keyed, name, amended)
         self._stamped = {**before._stamped, **self._stamped}
-        self._superseded = {**before._superseded, **self._superseded}
 
-    def _take_over(self, known: dict[str, _Amended], name: str, amended: _Amended) -> None:
+    @staticmethod
+    def _take_over(known: dict[str, _Amended], name: str, amended: _Amended) -> None:
         valid = known.setdefault(name, amended)
-        if not valid.generation:
-            # What was read since says nothing of which one is valid.
+        if valid.generation in {"", amended.generation}:
+            # What was read since says nothing new of which one is valid.
             for each in ("generation", "at", "due", "first", "revived"):
                 setattr(valid, each, getattr(amended, each))
             valid.cancelled = valid.cancelled or amended.cancelled
@@ -299,46 +330,54 @@ class Memory:
         valid.called_off = {**amended.called_off, **valid.called_off}
         kept = {**amended.kept, **valid.kept}
         valid.kept = {each: kept[each] for each in kept if each not in valid.called_off}
+        valid.superseded = {**amended.superseded, **valid.superseded}
+        # Its record was written again, after the stream was deleted.
+        valid.superseded.pop(valid.generation, None)
         before = amended.generation
         is_known = before in valid.kept or before in valid.called_off
         if before and valid.generation and valid.generation != before and not is_known:
             # A generation from before the stream was deleted is superseded by the one in it now.
-            self._superseded.setdefault(before, amended.due + _ON_ITS_WAY)
+            valid.superseded.setdefault(before, amended.due + _ON_ITS_WAY)
 
-    def _of(self, name: str, until: int, *, keyed: bool = False) -> _Amended:
-        known = self._keyed if keyed else self._amended
-        amended = known.get(name)
+    def _find(self, name: str, now: int, *, keyed: bool = False) -> _Amended | None:
+        amended = (self._keyed if keyed else self._amended).get(name)
+        return amended if amended is not None and amended.until > now else None
+
+    def _of(self, name: str, until: int, now: int, *, keyed: bool = False) -> _Amended:
+        amended = self._find(name, now, keyed=keyed)
         if amended is None:
-            amended = known[name] = _Amended()
+            amended = (self._keyed if keyed else self._amended)[name] = _Amended()
             if not keyed:
                 amended.until = self._cancelled.pop(name, 0)
-                amended.cancelled = amended.until > 0
+                amended.cancelled = amended.until > now
+                self._cancelled_at.pop(name, None)
         amended.until = max(amended.until, until)
         return amended
 
-    def _cancel(self, name: str, record: Cancel, until: int, *, rode: bool) -> None:
-        amended = (self._keyed if record.keyed else self._amended).get(name)
+    def _cancel(self, name: str, record: Cancel, until: int, now: int, *, rode: bool) -> None:
+        amended = self._find(name, now, keyed=record.keyed)
         if record.keyed:
             # A key without a record has nothing to cancel: its record would have come before.
             if amended is not None:
                 amended.cancel()
         elif amended is None:
-            self._cancelled[name] = max(self._cancelled.get(name, 0), until)
+            known = self._cancelled.get(name, 0)
+            if known <= now:
+                self._cancelled_at.pop(name, None)
+            self._cancelled[name] = max(known, until)
             if record.due is not None or name in self._cancelled_at:
                 self._cancelled_at[name] = max(self._cancelled_at.get(name, 0), record.at)
         elif not (rode and amended.generation and amended.at + _UNSURE > record.at):
             # Otherwise the message that it names has been replaced since.
-            self._of(name, until).cancelled = True
+            self._of(name, until, now).cancelled = True
 
     def _supersede(self, record: Supersede, until: int, now: int) -> None:
-        amended = self._of(record.name, until, keyed=record.keyed)
+        amended = self._of(record.name, until, now, keyed=record.keyed)
         before, due = amended.generation, amended.due
-        if record.generation == before or any(
-            record.generation in each
-            for each in (self._superseded, amended.kept, amended.called_off)
-        ):
+        if amended.knows(record.generation, now):
             # It was written twice.
             return
+        at = record.at
         first = record.at
         if before:
             # A message that would postpone the first beyond the longest wait starts a new series.
@@ -350,14 +389,14 @@ class Memory:
                 or (waits and record.due <= amended.first + limit)
             ):
                 # Unless its time shows that it is older, remember it for as long as the key.
-                is_older = time_of(before) < record.at
-                self._superseded[before] = (
-                    max(due, now) + _ON_ITS_WAY if is_older else amended.until
-                )
+                is_older = time_of(before) < at
+                forget_at = max(due, now) + _ON_ITS_WAY if is_older else amended.until
+                amended.superseded[before] = forget_at
+                amended.until = max(amended.until, forget_at)
                 first = amended.first if waits else first
             else:
                 amended.kept[before] = amended.until
-        amended.generation, amended.at, amended.due = record.generation, record.at, record.due
+        amended.generation, amended.at, amended.due = record.generation, at, record.due
         amended.first = first
         amended.revived = amended.revived or amended.cancelled
         amended.cancelled, amended.postponed = False, 0
@@ -387,17 +426,18 @@ class Memory:
 
     def _forget(self, now: int) -> None:
         self._forgotten = now
-        for each in (self._cancelled, self._stamped, self._superseded):
+        for each in (self._cancelled, self._stamped):
             _drop_until(each, now)
         self._cancelled_at = {
             name: at for name, at in self._cancelled_at.items() if name in self._cancelled
         }
-        for amended in self._keyed.values():
-            _drop_until(amended.kept, now)
-            _drop_until(amended.called_off, now)
         for known in (self._amended, self._keyed):
             for name in [name for name, each in known.items() if each.until <= now]:
                 del known[name]
+            for amended in known.values():
+                for dropped in (amended.superseded, amended.kept, amended.called_off):
+                    if dropped:
+                        _drop_until(dropped, now)
 
 
 def _drop_until(remembered: dict[Any, int], now: int) -> None:

@@ -612,7 +612,7 @@ class Amendments:
             channel.read(streams, self._cancelled)
             channel.read_until(len(streams) if marker else len(ends))
             channel.has_caught_up()
-            channel.memory.inherit(self.memory)
+            channel.memory.inherit(self.memory, time.time_ns() // 1_000_000)
             self.memory = channel.memory
 
     def _find_ends(self) -> list[tuple[int, bytes]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import tracemalloc
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import pairwise, product
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -26,6 +28,7 @@ from kombu_binary_delay.amendments.record import (
     MAX_BYTES,
     MAX_IDS,
     MAX_TIME,
+    NESTING,
     REPLACES,
     Cancel,
     CancelStamped,
@@ -329,6 +332,19 @@ def test_what_has_a_key_is_replaced_by_its_id():
     assert memory.judge(keyed("k", first.generation, "a"), NOW) == Verdict(SUPERSEDED)
 
 
+@pytest.mark.parametrize("position", range(3))
+def test_what_has_a_key_and_replaces_an_id_is_judged_by_both(position):
+    old, new = superseding("k", 1, NOW, NOW + 5), superseding("k", 2, NOW, NOW + 5)
+    records = [old, new]
+    # Of the stream of ids.
+    records.insert(position, Supersede("a", old.generation, NOW + 5, NOW))
+    memory = read(*records)
+    by_both = message("b", **{KEY: "k", REPLACES: "a", GENERATION: old.generation})
+    assert memory.judge(message("a"), NOW) == Verdict(SUPERSEDED)
+    assert memory.judge(by_both, NOW) == Verdict(SUPERSEDED, by_key=True)
+    assert reason(memory, keyed("k", new.generation)) is None
+
+
 def test_what_replaces_a_task_under_another_id_is_replaced_by_that():
     first, second = replacing("a", 1, NOW, NOW + 5), replacing("b", 2, NOW, NOW + 5)
     memory = read(first, second)
@@ -403,7 +419,7 @@ def test_a_memory_takes_over_what_its_stream_has_lost():
     before = read(Cancel(("a", "b"), NOW), old, new, Postpone("p", NOW + 9, NOW))
     again = replacing("b", 3, NOW, NOW + 5)
     memory = read(again)
-    memory.inherit(before)
+    memory.inherit(before, NOW)
     assert reason(memory, message("a")) == CANCELLED
     assert reason(memory, message("p")) == POSTPONED
     assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
@@ -415,11 +431,11 @@ def test_what_was_cancelled_or_replaced_stays_so_where_a_new_stream_only_postpon
     new = replacing("b", 1, NOW, NOW + 5)
     later = [Postpone(name, NOW + 9, NOW + 1) for name in ("a", "b", "c")]
     memory = read(*later)
-    memory.inherit(read(Cancel(("a", "c"), NOW), new, Postpone("c", NOW + 5, NOW)))
+    memory.inherit(read(Cancel(("a", "c"), NOW), new, Postpone("c", NOW + 5, NOW)), NOW)
     by_new = message("b", **{REPLACES: "b", GENERATION: new.generation})
     assert [reason(memory, message(name)) for name in "abc"] == [CANCELLED, SUPERSEDED, CANCELLED]
     again = read(new)
-    again.inherit(read(Cancel(("b",), NOW - DAY)))
+    again.inherit(read(Cancel(("b",), NOW - DAY)), NOW)
     assert again.revives(message("b", **{REPLACES: "b", GENERATION: new.generation}), NOW)
     assert memory.judge(by_new, NOW) == Verdict(POSTPONED, NOW + 9)
 
@@ -433,14 +449,14 @@ def test_what_was_kept_stays_kept_or_cancelled_when_all_is_read_again():
         ([old], [old, new], None),
     ):
         memory = read(*records)
-        memory.inherit(read(*before))
+        memory.inherit(read(*before), NOW)
         assert reason(memory, keyed("doc", old.generation)) == expected
 
 
 def test_what_was_valid_before_the_stream_was_deleted_is_superseded_by_what_is_in_it_now():
     old, new = superseding("doc", 1, NOW, NOW + 5), superseding("doc", 2, NOW + 1, NOW + 6)
     memory = read(new)
-    memory.inherit(read(old))
+    memory.inherit(read(old), NOW)
     assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
     assert reason(memory, keyed("doc", new.generation)) is None
 
@@ -574,6 +590,94 @@ class Story(RuleBasedStateMachine):
 
 TestStory = Story.TestCase
 TestStory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+# -- two streams without a common order --------------------------------------------------------
+
+FEW_TIMES = NOW - DAY, NOW, NOW + 5, NOW + 700_000, NOW + 60 * DAY
+GENERATIONS = [f"{at:x}-g" for at in FEW_TIMES[1:4]]
+few_times = st.sampled_from(FEW_TIMES)
+few_names = st.sampled_from("ab")
+few_waits = st.sampled_from([None, 5, 700_000])
+supersedes = few_names, st.sampled_from(GENERATIONS), few_times, few_times
+cancels = few_names.map(lambda each: (each,)), few_times
+of_ids: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Supersede, *supersedes),
+    st.builds(Cancel, *cancels, st.none() | few_times),
+    st.builds(Postpone, few_names, few_times, few_times),
+)
+of_keys: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Supersede, *supersedes, few_waits, st.just(value=True)),
+    st.builds(Cancel, *cancels, st.none(), st.just(value=True)),
+)
+NOT, ALL, WHAT_IS_LEFT = "not", "all", "what is left"
+#: What is read of both streams, what of it is read again by another memory, which may follow a
+#: deletion of the streams, and how much time passes.
+chapters = st.lists(
+    st.tuples(
+        st.lists(of_ids, max_size=5),
+        st.lists(of_keys, max_size=5),
+        st.sampled_from([NOT, ALL, WHAT_IS_LEFT]),
+        st.sampled_from([0, 61_000, 700_000, 2 * DAY, 40 * DAY]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+EVERY_MESSAGE = [
+    message(name, **{header: value for header, value in zip(headers, values, strict=True) if value})
+    for headers in [(KEY, REPLACES, GENERATION, NESTING)]
+    for name, *values in product("ac", ["", *"ab"], ["", *"ab"], ["", *GENERATIONS[:2]], [0, 1])
+]
+
+
+Merge = Callable[[list[Record], list[Record], Random], list[Record]]
+
+
+def ids_first(ids: list[Record], keys: list[Record], _: Random) -> list[Record]:
+    return ids + keys
+
+
+def keys_first(ids: list[Record], keys: list[Record], _: Random) -> list[Record]:
+    return keys + ids
+
+
+def mixed(ids: list[Record], keys: list[Record], random: Random) -> list[Record]:
+    """Merge in any order that keeps the one of each."""
+    order = [True] * len(ids) + [False] * len(keys)
+    random.shuffle(order)
+    streams = iter(keys), iter(ids)
+    return [next(streams[is_of_ids]) for is_of_ids in order]
+
+
+@given(chapters, st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chapters, random):
+    merges: list[Merge] = [ids_first, keys_first, mixed]
+    found = {merge: Memory(31 * DAY) for merge in merges}
+    ids, keys, now = list[Record](), list[Record](), NOW
+    for some_ids, some_keys, again, passes in chapters:
+        ids += some_ids
+        keys += some_keys
+        read_ids, read_keys = (ids, keys) if again == ALL else (some_ids, some_keys)
+        for merge, before in found.items():
+            memory = found[merge] = before if again == NOT else Memory(31 * DAY)
+            for record in merge(read_ids, read_keys, random):
+                memory.learn(record, now)
+            if again != NOT:
+                memory.inherit(before, now)
+        now += passes
+        # With a record of either stream, what has expired is removed.
+        found[mixed].learn(Cancel(("another",), now), now)
+        for each in EVERY_MESSAGE:
+            expected, *others = (
+                (
+                    memory.judge(each, now),
+                    memory.revives(each, now),
+                    memory.awaits_record(each, now),
+                )
+                for memory in found.values()
+            )
+            assert others == [expected, expected]
 
 
 @pytest.mark.parametrize(
