@@ -223,23 +223,33 @@ class Memory:
 
         :param now: milliseconds since the epoch.
         """
-        if not self._is_unrecorded(properties, now):
-            return False
-        _, headers = names_of(properties)
-        return abs(now - time_of(headers[GENERATION])) <= _JUST_NOW
+        began = self._replaced_cancelled(properties, now)
+        # A publisher's clock may be ahead.
+        return began is not None and now - began <= _JUST_NOW
 
     def _is_unrecorded(self, properties: Mapping[str, Any], now: int) -> bool:
         """Whether a message has replaced a cancelled one, by a record that was not read.
 
-        It passes: where the record never comes, both run rather than none.
+        It passes: where the record never comes, both run rather than none. One that claims to be of
+        a time to come does not: whoever publishes a message could make it run in spite of any
+        cancellation.
+        """
+        began = self._replaced_cancelled(properties, now)
+        return began is not None and began <= now + _UNSURE
+
+    def _replaced_cancelled(self, properties: Mapping[str, Any], now: int) -> int | None:
+        """Return when a message claims to have replaced one that was cancelled before; else None.
+
+        :returns: milliseconds since the epoch; None also if its record was read.
         """
         name, headers = names_of(properties)
         generation = headers.get(GENERATION)
         # With the record, it is no longer among these.
         until = self._cancelled.get(name, 0)
         if until <= now or not isinstance(generation, str) or headers.get(REPLACES) != name:
-            return False
-        return time_of(generation) + _UNSURE >= self._cancelled_since(name)
+            return None
+        began = time_of(generation)
+        return began if began + _UNSURE >= self._cancelled_since(name) else None
 
     def _cancelled_since(self, name: str) -> int:
         at = self._cancelled_at.get(name)
@@ -377,7 +387,8 @@ class Memory:
         if amended.knows(record.generation, now):
             # It was written twice.
             return
-        at = record.at
+        # A writer's clock that is ahead must not make others look old.
+        at = min(record.at, now)
         first = record.at
         if before:
             # A message that would postpone the first beyond the longest wait starts a new series.

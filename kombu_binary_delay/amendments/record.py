@@ -171,11 +171,12 @@ def new_generation(at: int) -> str:
 
 
 def time_of(generation: str) -> int:
-    """Return when a generation began, in milliseconds since the epoch; 0 if it is not readable."""
+    """Return when a generation began, in milliseconds since the epoch; 0 if that is no time."""
     try:
-        return int(generation.partition("-")[0], 16)
+        at = int(generation.partition("-")[0], 16)
     except ValueError:
         return 0
+    return at if 0 <= at <= MAX_TIME else 0
 
 
 def check_name(name: object, what: str) -> str:

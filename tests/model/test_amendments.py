@@ -316,6 +316,37 @@ def test_without_its_record_a_replacement_runs_if_it_came_after_the_cancellation
     assert reason(memory, properties, NOW + 29 * DAY) == expected
 
 
+@pytest.mark.parametrize(
+    ("claimed", "expected", "awaits"),
+    [
+        (NOW + 60_000, None, True),
+        # The clock of its publisher may be ahead: its record is waited for.
+        (NOW + 60_001, CANCELLED, True),
+        (MAX_TIME, CANCELLED, True),
+        (MAX_TIME + 1, CANCELLED, False),
+        (10**400, CANCELLED, False),
+    ],
+)
+def test_without_its_record_a_replacement_from_the_future_is_cancelled(claimed, expected, awaits):
+    memory = read(Cancel(("a",), NOW))
+    forged = message("a", **{REPLACES: "a", GENERATION: f"{claimed:x}-0"})
+    assert memory.awaits_record(forged, NOW) == awaits
+    assert reason(memory, forged) == expected
+    assert memory.revives(forged, NOW) == (expected is None)
+    memory.learn(Supersede("a", f"{claimed:x}-0", NOW + 5, NOW), NOW)
+    assert reason(memory, forged) is None
+
+
+def test_the_record_of_a_writer_whose_clock_is_ahead_makes_nothing_else_look_old():
+    ahead = NOW + 30 * DAY
+    memory = read(replacing("a", 1, ahead, ahead), superseding("doc", 1, ahead, ahead))
+    memory.learn(Cancel(("a",), NOW + 120_000), NOW + DAY, rode=True)
+    replaces = message("a", **{REPLACES: "a", GENERATION: f"{ahead:x}-1"})
+    assert reason(memory, replaces, NOW + DAY) == CANCELLED
+    # Its record was never written.
+    assert reason(memory, keyed("doc", f"{NOW + 1:x}-2"), NOW + DAY) is None
+
+
 def test_an_id_and_a_key_may_be_the_same_word():
     new = superseding("a", 1, NOW, NOW + 5)
     memory = read(new, Cancel(("a",), NOW))
