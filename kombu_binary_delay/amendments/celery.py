@@ -4,8 +4,10 @@ Revokes are recorded, so that they survive restarts of the workers.
 
 Every way to revoke a task ends in a broadcast to the running workers, which keep it in memory, for
 at most three hours and 50,000 ids. So the transport reads the broadcast before it is published, and
-records it first. When the task arrives, its id is added to the worker's set of revoked ids: Celery
-itself then discards the task as usual.
+records it first. When the task arrives, Celery asks whether its id is in the worker's set of
+revoked ids, and is told that it is: Celery itself then discards the task as usual. The set is left
+alone. A full one drops an id for each new one, or the new one itself, if the others are from hosts
+that have been up for longer.
 
 This module must not import Celery: a Kombu program may not have it.
 """
@@ -13,12 +15,13 @@ This module must not import Celery: a Kombu program may not have it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from kombu.serialization import loads
 
+from kombu_binary_delay.compat.patch import replace
 from kombu_binary_delay.model.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
 
 from .record import (
@@ -44,6 +47,9 @@ NESTED = "headers"
 _IDENTITY = KEY, LONGEST_WAIT, REPLACES, GENERATION
 #: The headers of this transport that a retry gets if its task has them.
 _KEPT = X_DELAY, JITTER, *_IDENTITY
+#: The id of the task that is to be discarded in this thread or greenlet, and whether Celery has
+#: asked for it.
+_discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default=None)
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
@@ -140,18 +146,31 @@ def _headers_of_running(task_id: Any) -> Mapping[str, Any]:
     return (request is not None and request.id == task_id and request.headers) or {}
 
 
-@contextmanager
-def revoked_here(task_id: str) -> Iterator[None]:
-    """Make this process's worker discard a task that it receives inside the block, and no other."""
-    state = sys.modules.get("celery.worker.state")
-    if state is None or task_id in state.revoked:
-        yield
-        return
-    state.revoked.add(task_id)
+def discard(task_id: str, receive: Callable[[], object]) -> bool:
+    """Make this process's worker discard the task that it receives in this call, and no other.
+
+    :returns: whether Celery asked if the task is revoked. Otherwise it may run.
+    """
+    collections = sys.modules.get("celery.utils.collections")
+    replace(getattr(collections, "LimitedSet", None), "__contains__", _contains_discarded)
+    asked = {task_id: False}
+    token = _discarded.set(asked)
     try:
-        yield
+        receive()
     finally:
-        state.revoked.discard(task_id)
+        _discarded.reset(token)
+    return asked[task_id]
+
+
+def _contains_discarded(contains: Any) -> Any:
+    def contains_discarded(ids: Any, task_id: Any) -> Any:
+        asked = _discarded.get()
+        if asked is not None and task_id in asked:
+            asked[task_id] = True
+            return True
+        return contains(ids, task_id)
+
+    return contains_discarded
 
 
 def accept_here(task_id: str) -> None:

@@ -329,8 +329,13 @@ class AmendingChannel(FollowingChannel):
             return
         name, _ = names_of(message.properties)
         # Not for longer: the next task with the id may replace this one.
-        with celery.revoked_here(name):
-            dispatch(message)
+        if not celery.discard(name, partial(dispatch, message)):
+            logger.warning(
+                "%s was %s, but may run: Celery has not asked whether it is revoked, as for a task "
+                "whose class has a Strategy of its own",
+                _name(message),
+                verdict.reason,
+            )
 
     def _keep_to(self, verdict: Verdict, message: Any, again: Callable[[], object]) -> bool:
         """Drop a message or delay it again; return False if the latter was not possible.

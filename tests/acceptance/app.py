@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
@@ -207,6 +207,21 @@ def _add_tasks(app: Celery, journal: Journal) -> None:
     def delegate(self: Any, countdown: float) -> str:
         write(self)
         return str(note.apply_async(("delegated",), countdown=countdown).id)
+
+    class Batched(Task):
+        """As those of celery-batches, whose workers do not ask whether a task is revoked."""
+
+        def Strategy(self, _: Task, __: Celery, consumer: Any) -> Any:  # noqa: N802 - Celery's
+            def receive(message: Any, *_: Any, **__: Any) -> None:
+                message.ack()
+                about = {"delivery_info": message.delivery_info, "hostname": consumer.hostname}
+                journal.write(_entry(RAN, self.name, {**message.headers, **about}))
+
+            return receive
+
+    @app.task(name="batched", shared=False, base=Batched)
+    def batched() -> None:
+        """Do nothing more."""
 
 
 def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:

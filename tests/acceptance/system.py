@@ -79,6 +79,11 @@ class System:
         )
         assert "ok" in answers[0][worker], answers
 
+    def fill_revoked(self, worker: str) -> None:
+        """Have a worker's set of revoked ids drop at once what Celery adds to it."""
+        answers = self.app.control.broadcast("fill_revoked", **_answered_by(worker))
+        assert "ok" in answers[0][worker], answers
+
     def hears_of(self, worker: str, *task_ids: str) -> None:
         """Wait until a worker has heard that these tasks are revoked."""
 
