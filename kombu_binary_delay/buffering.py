@@ -33,15 +33,20 @@ class FrameBuffer:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        #: Whether a declaration waits for an answer.
+        #: Whether a declaration waits for an answer, and what the broker was asked for.
         self.declaring = False
+        self.asked_for = ""
         self._dispatching = False
         self._frames: deque[Callable[[], object]] = deque()
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Buffer frames for other channels until the outermost of these blocks ends."""
+    def closed(self, asked_for: str) -> Iterator[None]:
+        """Buffer frames for other channels until the outermost of these blocks ends.
+
+        :param asked_for: what the broker is asked for in this block, for the text of an error.
+        """
         outermost, self.declaring = not self.declaring, True
+        before, self.asked_for = self.asked_for, asked_for
         is_interrupted = False
         try:
             yield
@@ -49,6 +54,7 @@ class FrameBuffer:
             is_interrupted = not isinstance(exc, Exception)
             raise
         finally:
+            self.asked_for = before
             if outermost:
                 self.declaring = False
             if outermost and not is_interrupted:

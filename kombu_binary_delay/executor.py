@@ -43,7 +43,7 @@ from .commands import (
 )
 from .errors import BinaryDelayError, TopologyError
 from .model.foreign import FOREIGN_LADDERS, ForeignLadder
-from .model.parts import Binding, Part, Queue
+from .model.parts import Binding, Exchange, Part, Queue
 from .repeating import Warnings
 
 logger = get_logger(__name__)
@@ -122,7 +122,7 @@ class Executor:
         :param needs: the permission that it needs on a name outside the ladder.
         :raises TopologyError: if the broker refuses.
         """
-        with self._buffer.closed(), self._explained(what, needs):
+        with self._buffer.closed(what), self._explained(what, needs):
             channel = self._open()
             try:
                 yield channel
@@ -138,7 +138,7 @@ class Executor:
         """Close the channel; the next command opens another one."""
         channel, self._channel = self._channel, None
         if channel is not None and channel.is_open:
-            with self._buffer.closed():
+            with self._buffer.closed("the end of the declarations"):
                 channel.close()
 
     # -- the commands --------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Executor:
     def _ensure(self, command: Ensure) -> Answer:
         if not command.lock:
             return self._declare(command)
-        with self._buffer.closed():
+        with self._buffer.closed(command.what):
             try:
                 return self._ensure_alone(command)
             except BinaryDelayError:
@@ -260,12 +260,14 @@ class Executor:
         return self._look(command)
 
     def _look(self, command: Look) -> Answer:
-        with self.channel("the ladder") as channel:
+        names = [f"the exchange {each!r}" for each in command.exchanges]
+        names += [f"the queue {each!r}" for each in command.queues]
+        with self.channel(names[0] if len(names) == 1 else "the ladder") as channel:
             try:
                 for exchange in command.exchanges:
-                    channel.exchange_declare(exchange, "", passive=True, nowait=True)
+                    _send(channel, Exchange(exchange, ""), passive=True)
                 for queue in command.queues:
-                    channel.queue_declare(queue, passive=True, nowait=True)
+                    _send(channel, Queue(queue, ()), passive=True)
                 wait(channel)
             except NotFound as exc:
                 return _missing(exc)
@@ -482,13 +484,25 @@ def declare(channel: Any, part: Part) -> None:
     for each in part.in_order():
         if isinstance(each, Binding):
             _bind(channel, each)
-            continue
-        arguments = {"durable": True, "auto_delete": False, "arguments": dict(each.arguments)}
-        if isinstance(each, Queue):
-            channel.queue_declare(each.name, nowait=True, **arguments)
         else:
-            channel.exchange_declare(each.name, each.type, nowait=True, **arguments)
+            _send(channel, each)
     wait(channel)
+
+
+def _send(channel: Any, each: Exchange | Queue, *, passive: bool = False) -> None:
+    """Send a declaration, and do not wait for its answer, which py-amqp then ignores.
+
+    With an answer to each, a time limit counts anew for each, and not for all levels at once.
+    """
+    durable, exclusive, internal, auto_delete, nowait = True, False, False, False, False
+    arguments = dict(each.arguments)
+    if isinstance(each, Queue):
+        flags = (passive, durable, exclusive, auto_delete, nowait)
+        channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, each.name, *flags, arguments))
+    else:
+        flags = (passive, durable, auto_delete, internal, nowait)
+        names = (0, each.name, each.type)
+        channel.send_method(spec.Exchange.Declare, "BssbbbbbF", (*names, *flags, arguments))
 
 
 def unbind(channel: Any, bindings: Iterable[Binding]) -> None:

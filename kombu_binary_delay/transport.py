@@ -82,6 +82,10 @@ from .model.envelope import HEADERS
 from .router import Plan, Router
 from .settings import Settings
 
+#: How long to wait for each answer of the broker that a delayed message needs, in seconds, where
+#: neither the publish nor the connection has a limit.
+ANSWER_LIMIT = 30.0
+
 #: The base of a mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
 
@@ -240,7 +244,8 @@ class ChannelMixin(AmendingChannel):
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: microseconds since the epoch, by this machine's clock.
-        :param timeout: how long to wait for each answer of the broker, in seconds.
+        :param timeout: how long to wait for each answer of the broker, in seconds; by default, the
+            connection's ``read_timeout``, or :data:`ANSWER_LIMIT`.
         :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
         :raises RecoverableConnectionError: if the broker does not answer in time.
         """
@@ -264,18 +269,16 @@ class ChannelMixin(AmendingChannel):
 
     @contextmanager
     def _answered_within(self, timeout: float | None) -> Iterator[None]:
-        if timeout is None:
-            yield
-            return
         connection = self.connection
         before, connection.answer_limit = connection.answer_limit, timeout
+        limit = timeout or connection.write_timeout or ANSWER_LIMIT
         try:
-            with within(connection, timeout):
+            with within(connection, limit):
                 yield
         except TimeoutError as exc:
-            # As py-amqp says it of a publish, so that Kombu connects again.
+            # Reading has a limit of its own.
             raise RecoverableConnectionError(
-                f"the broker did not answer within {timeout:g} s what a delayed message needs"
+                f"the broker did not take within {limit:g} s what a delayed message needs"
             ) from exc
         finally:
             connection.answer_limit = before
@@ -413,7 +416,7 @@ class ConnectionMixin(BufferingConnection):
     is_blocked = False
     #: Whether something waits until the broker does not block publishers.
     is_held_up = False
-    #: For how long a call without a timeout of its own waits for an event, in seconds.
+    #: The limit that a publish sets for each answer that it needs, in seconds.
     answer_limit: float | None = None
     #: Why this transport has ended the connection, if it has.
     ended: RecoverableConnectionError | None = None
@@ -504,8 +507,8 @@ class ConnectionMixin(BufferingConnection):
             return None
 
     def _drain(self, timeout: float | None) -> Any:
-        if timeout is None:
-            timeout = self.answer_limit
+        if timeout is None and self.frame_buffer is not None and self.frame_buffer.declaring:
+            return self._drain_answer(self.frame_buffer.asked_for)
         if not timeout:
             return super().drain_events(timeout)
         end = time.monotonic() + timeout
@@ -513,6 +516,25 @@ class ConnectionMixin(BufferingConnection):
             # Never 0: py-amqp would wait for the rest of a frame without a limit, and busily.
             timeout = max(end - time.monotonic(), 0.001)
         return None
+
+    def _drain_answer(self, asked_for: str) -> Any:
+        """Handle the next event, while an answer is waited for that a delayed message needs.
+
+        :raises RecoverableConnectionError: if none comes in time.
+        """
+        given = self.answer_limit or self.read_timeout
+        limit = given or ANSWER_LIMIT
+        try:
+            return self._drain(limit)
+        except TimeoutError as exc:
+            raise_if_aborted(self, exc)
+            if self.is_blocked and not given:
+                # The broker has said why it does not answer: publishers wait until it goes on.
+                return None
+            # As py-amqp says it of a publish, so that Kombu connects again.
+            raise RecoverableConnectionError(
+                f"the broker did not answer within {limit:g} s when it was asked for {asked_for}"
+            ) from exc
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         # By the second, it is the frame of a message's headers.

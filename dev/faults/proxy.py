@@ -10,6 +10,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from contextlib import AbstractContextManager, suppress
 from urllib.parse import urlsplit
 
@@ -33,6 +34,8 @@ class Proxy(AbstractContextManager["Proxy"]):
         self.port: int = self._server.getsockname()[1]
         self._pairs: set[_Pair] = set()
         self._lock = threading.Lock()
+        #: How many bytes a client sends at once, and the pause after them, in seconds.
+        self.at_once, self.pause = 65536, 0.0
         self.reads = threading.Event()
         self.reads.set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,6 +44,10 @@ class Proxy(AbstractContextManager["Proxy"]):
         """Return the URL of a broker by way of this proxy."""
         parts = urlsplit(url)
         return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{self.port}").geturl()
+
+    def slow(self, at_once: int, pause: float) -> None:
+        """Pass on what clients send in small parts, from now on; the broker answers as fast."""
+        self.at_once, self.pause = at_once, pause
 
     def hold(self) -> None:
         """Read nothing more, from now on."""
@@ -102,7 +109,12 @@ class _Pair:
     def forward(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass bytes on in one direction, to the last that this connection may carry."""
         with suppress(OSError):
-            while self._proxy.reads.wait() and (block := source.recv(65536)):
+            is_client = source is self._sockets[0]
+            while self._proxy.reads.wait() and (
+                block := source.recv(self._proxy.at_once if is_client else 65536)
+            ):
+                if is_client:
+                    time.sleep(self._proxy.pause)
                 part = block[: int(self._left)] if self._left < len(block) else block
                 self._left -= len(block)
                 sink.sendall(part)

@@ -70,6 +70,8 @@ LEAD = 86_400_000
 #: How to cancel what is due later than the stream keeps records.
 _ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
 _WAY = "the way of amendments through the ladder"
+#: What a declaration is of, and what the broker is asked for, in errors.
+_ASKED_FOR = "the amendments"
 #: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
 _LOOK_EVERY = 1.0
 #: The same after a failure that is not a missing permission.
@@ -369,7 +371,7 @@ class Amendments:
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
-        with self._buffer.closed():
+        with self._buffer.closed(_ASKED_FOR):
             channel = self._open()
             for each in lines:
                 channel.send(each.line, self._exchange, each.key, each.properties)
@@ -391,9 +393,8 @@ class Amendments:
     def _ensure(self) -> Steps:
         # If two programs declare a stream at once, one gets the answer before the stream has
         # started, and its publish would end the connection. So one declares, and others wait.
-        command = Ensure(
-            amendments_part(self._settings), "the amendments", lock=f"{self._exchange}.lock"
-        )
+        part, lock = amendments_part(self._settings), f"{self._exchange}.lock"
+        command = Ensure(part, _ASKED_FOR, lock=lock)
         end = time.monotonic() + PATIENCE
         # A node that is just starting may take the records nevertheless.
         with suppress(OutOfReachError):
@@ -412,7 +413,7 @@ class Amendments:
             This ends the connection, since nobody knows whether it has the message.
         """
         try:
-            with self._buffer.closed():
+            with self._buffer.closed(_ASKED_FOR):
                 channel = self._open()
                 channel.send_message(message, exchange, routing_key, mandatory=False)
                 channel.wait_for_confirms(or_blocked=True)
@@ -519,7 +520,7 @@ class Amendments:
         if alarms.is_recent(self._connection):
             return None
         marker = json.dumps({"marker": secrets.token_hex(8)})
-        with self._buffer.closed():
+        with self._buffer.closed(_ASKED_FOR):
             channel.expect(marker.encode())
             try:
                 marked = self._append(marker, self._streams)
@@ -567,7 +568,7 @@ class Amendments:
     def _read_on(self, is_enough: Callable[[], bool]) -> None:
         """Read until ``is_enough``, or for a second."""
         end = time.monotonic() + _AWAITED
-        with self._buffer.closed():
+        with self._buffer.closed(_ASKED_FOR):
             while self.is_reading and not is_enough() and (left := end - time.monotonic()) > 0:
                 self._open().is_busy(left)
 
@@ -586,7 +587,7 @@ class Amendments:
                 return
 
     def _begin_to_read(self, since: float) -> None:
-        with self._buffer.closed():
+        with self._buffer.closed(_ASKED_FOR):
             marker, ends = "", []  # type: str, list[tuple[int, bytes]]
             try:
                 marker, streams = self._mark_all(since)
@@ -665,7 +666,7 @@ class Amendments:
 
     def _exists(self, stream: str) -> bool:
         """Whether a stream exists, available or not; False if this user may not ask."""
-        with suppress(TopologyError), self._executor.channel("the amendments") as channel:
+        with suppress(TopologyError), self._executor.channel(_ASKED_FOR) as channel:
             try:
                 channel.queue_declare(stream, passive=True)
             except NotFound as exc:

@@ -533,8 +533,7 @@ class PublishBatch:
         if self._confirm_channel is None:
             channel = ConfirmChannel(self._connection, auto_decode=False)
             messages = Messages(self._connection, channel.channel_id)
-            channel.open()
-            channel.confirm_select()
+            self._wait_to_open(channel)
             channel.on_ack = self._on_ack
             channel.events["basic_nack"].add(self._on_nack)
             channel.events["basic_return"].add(self._on_return)
@@ -543,6 +542,20 @@ class PublishBatch:
             else:
                 # A callback has opened one already, or closed the batch.
                 channel.close()
+
+    def _wait_to_open(self, channel: ConfirmChannel) -> None:
+        limits = [each.options[2] for each in self._buffer if each.options[2]]
+        end = time.monotonic() + min(limits, default=0.0)
+        try:
+            with within(self._connection, min(limits)) if limits else nullcontext():
+                channel.open()
+                channel.confirm_select()
+        except TimeoutError:
+            if limits and time.monotonic() < end:
+                # From a callback.
+                raise
+            limit = f"{min(limits):g} s" if limits else "the connection's read timeout"
+            self._fail(TimeoutError(f"the channel was not opened within {limit}"))
 
     def _close(self, channel: ConfirmChannel) -> None:
         """Close the channel; wait for that only if the broker may still answer in time."""

@@ -75,13 +75,12 @@ class Journal:
     def prepare(self) -> None:
         """Declare the stream, before the message that the first event is about.
 
-        :raises TimeoutError: if the broker does not answer within the connection's time limit.
+        :raises OSError, RecoverableConnectionError: if the connection broke, or the broker does not
+            answer in time.
         """
         try:
             self.stream.declare()
-        except TimeoutError:
-            raise
-        except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
+        except BinaryDelayError as exc:
             self._end(exc)
 
     def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:

@@ -250,6 +250,19 @@ def test_a_broker_that_reads_nothing_for_too_long_breaks_the_connection(vhost, o
     assert found.total() == 101
 
 
+def test_a_batch_waits_for_its_channel_no_longer_than_for_a_confirm(vhost, connect, outcomes):
+    with Proxy(urlsplit(vhost.url).port or 5672) as proxy:
+        connection = connect(url=proxy.through(vhost.url))
+        batch = PublishBatch(connection.default_channel, on_outcome=outcomes.append)
+        proxy.hold()
+        send(batch, "m", confirm_timeout=1)
+        with pytest.raises(UnconfirmedError, match="was not opened within 1 s"):
+            batch.flush()
+        connection.collect()
+
+    assert states(outcomes) == {"m": "discarded"}
+
+
 def test_a_batch_is_closed_as_the_broker_closes_its_channel_and_all_else_goes_on(connect):
     connection = connect()
     batch = PublishBatch(connection.default_channel)

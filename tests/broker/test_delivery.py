@@ -5,13 +5,16 @@ import threading
 import time
 from functools import partial
 from statistics import median
+from urllib.parse import urlsplit
 
 import amqp
 import pytest
 from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
-from kombu_binary_delay import executor
+from dev.faults.proxy import Proxy
+from kombu_binary_delay import executor, transport
+from kombu_binary_delay.amendments.record import KEY
 from kombu_binary_delay.model.envelope import HEADER
 from tests.waits import PATIENCE, wait_until
 
@@ -292,28 +295,111 @@ def test_urgent_messages_hold_up_no_others(connect, collect, topology):
     assert median(late[0]) < median(late[9]) + 1
 
 
+def needs_a_queue(publisher):
+    """To another queue than before."""
+    return "new", {}
+
+
+def needs_a_look(publisher):
+    publisher.connection.delay_mechanism.router._looked = 0  # noqa: SLF001 - long ago
+    return "warm", {}
+
+
+def needs_the_journal(publisher):
+    publisher.connection.delay_mechanism.journal.stream.is_declared = False
+    return "warm", {}
+
+
+def needs_amendments(publisher):
+    return "warm", {KEY: "k"}
+
+
+@pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(
-    ("confirm", "limit"),
-    [(False, {"timeout": 1}), (True, {"timeout": 1}), (True, {"confirm_timeout": 1})],
+    ("needs", "options", "limit"),
+    [
+        ((needs_a_queue, "the queue 'new'"), {}, {}),
+        ((needs_a_look, "the ladder"), {}, {}),
+        ((needs_the_journal, "the journal"), {}, {}),
+        ((needs_amendments, "the amendments"), {}, {}),
+        ((needs_a_queue, "the queue 'new'"), {"read_timeout": 1}, {}),
+        ((needs_a_queue, "the queue 'new'"), {}, {"timeout": 1}),
+        ((needs_a_queue, "the queue 'new'"), {"confirm_publish": True}, {"timeout": 1}),
+        ((needs_a_queue, "the queue 'new'"), {"confirm_publish": True}, {"confirm_timeout": 1}),
+    ],
 )
 def test_a_publish_waits_for_what_the_delay_needs_no_longer_than_it_may(
-    connect, own_broker, confirm, limit
+    through_proxy, needs, options, limit, monkeypatch
 ):
-    """A broker that is frozen does not answer whether a queue of others exists."""
-    declare(connect("amqp"), Queue("new"))
-    connection = connect(confirm_publish=confirm)
-    channel = connection.default_channel
+    """The broker's side takes all bytes, and answers nothing."""
+    (need, what), is_default = needs, not options and not limit
+    connection, proxy = through_proxy(binary_delay={"journal": "stream"}, **options)
     declare(connection, Queue("warm"))
     publish(connection, "m", key="warm", delay=1000)
+    key, headers = need(connection)
+    message = amqp.Message("m", application_headers={"x-delay": 9000, **headers})
+    channel = connection.default_channel
+    if is_default:
+        monkeypatch.setattr(transport, "ANSWER_LIMIT", 1.0)
+    proxy.hold()
 
-    own_broker.freeze()
+    told = f"the broker did not answer within 1 s when it was asked for {what}"
     try:
-        with pytest.raises(RecoverableConnectionError, match="did not answer within 1 s"):
-            channel.basic_publish(
-                amqp.Message("m", application_headers={"x-delay": 9000}), "", "new", **limit
-            )
+        with pytest.raises(RecoverableConnectionError, match=told):
+            channel.basic_publish(message, "", key, **limit)
     finally:
-        own_broker.thaw()
+        connection.collect()
+
+
+@pytest.fixture
+def through_proxy(vhost, connect):
+    with Proxy(urlsplit(vhost.url).port or 5672) as proxy:
+        yield lambda **options: (connect(url=proxy.through(vhost.url), **options), proxy)
+
+
+def test_a_ladder_may_take_longer_than_the_limit_of_an_answer(through_proxy, monkeypatch):
+    """Each exchange and each queue of it is answered."""
+    limit = 1.5
+    monkeypatch.setattr(transport, "ANSWER_LIMIT", limit)
+    connection, proxy = through_proxy()
+    declare(connection, Queue("q"))
+    proxy.slow(500, 0.04)
+
+    began = time.monotonic()
+    publish(connection, "m", key="q", delay=8 * 365 * 86_400_000)
+
+    assert time.monotonic() - began > 2 * limit
+
+
+def test_in_an_alarm_a_publish_waits_for_what_the_delay_needs(connect, own_broker, monkeypatch):
+    """The broker takes nothing from those who publish, and says so."""
+    limit = 0.5
+    monkeypatch.setattr(transport, "ANSWER_LIMIT", limit)
+    connection = connect()
+    inner = connection.connection
+    declare(connection, Queue("q"))
+    publish(connection, "m", key="q")
+    failures = []
+
+    def publish_again():
+        try:
+            publish(connection, "m", key="q")
+        except Exception as exc:  # noqa: BLE001 - the test names it
+            failures.append(exc)
+
+    publisher = threading.Thread(target=publish_again)
+    with own_broker.alarm():
+        # The broker sees that this connection publishes.
+        publish(connection, "m", key="q")
+        inner.delay_mechanism.router._looked = 0  # noqa: SLF001 - long ago
+        publisher.start()
+        wait_until(lambda: inner.is_blocked)
+        publisher.join(3 * limit)
+        assert publisher.is_alive()
+    publisher.join(PATIENCE)
+
+    assert not publisher.is_alive()
+    assert not failures
 
 
 @pytest.mark.parametrize("confirm", [False, True])

@@ -35,7 +35,7 @@ class Buffering(BufferingConnection, Plain):  # type: ignore[misc] # as of py-am
     """With nothing but the buffer."""
 
     def declare_until(self, error):
-        with self.buffer.closed():
+        with self.buffer.closed("the ladder"):
             self.on_inbound_method(1, "delivery")
             raise error
 
@@ -65,7 +65,7 @@ def test_what_a_program_does_at_an_alarms_end_does_not_run_within_a_declaration(
     connection = Blocked()
     connection._on_blocked()  # noqa: SLF001 - as py-amqp calls it
     assert (connection.is_blocked, connection.ran) == (True, ["blocked"])
-    with connection.buffer.closed():
+    with connection.buffer.closed("the ladder"):
         connection._on_unblocked()  # noqa: SLF001
         assert (connection.is_blocked, connection.ran) == (False, ["blocked"])
     assert connection.ran == ["blocked", "unblocked"]
