@@ -2,7 +2,7 @@
 
 .PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
 .PHONY: coverage
-.PHONY: test-on-bullseye test-on-bookworm test-on-trixie test-on-forky
+.PHONY: test-on-bookworm test-on-trixie test-on-forky
 
 help: ## this text
 	@sed -n 's/^\([a-z-]*\): ## /make \1	/p' $(MAKEFILE_LIST)
@@ -27,10 +27,10 @@ test-here: ## all tests on one broker: the installed RabbitMQ; needs no root onc
 	@dev/install.sh test
 	@exec dev/test.sh --here $(ARGS)
 
-test-on-bullseye test-on-bookworm test-on-trixie test-on-forky: test-on-%:
+test-on-bookworm test-on-trixie test-on-forky: test-on-%:
 	@root=$$(dev/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
 
-brokers: ## unpack RabbitMQ 3.8, 3.10, 4.0 and 4.3, for the whole matrix: `tox`
+brokers: ## unpack RabbitMQ 3.10, 4.0 and 4.3, for the whole matrix: `tox`
 	@exec dev/unpack.sh all
 
 bench: ## measure everything, beside its peers, into the docs; ARGS=--quick only sees that it runs

@@ -2,7 +2,7 @@
 # Purpose: what `make test` runs, and a continuous integration with it.
 #
 #   dev/test.sh             all tests on the installed RabbitMQ, but for the conformance suite, which
-#                           runs on both ends of the range: RabbitMQ 3.8 and 4.3. These are unpacked
+#                           runs on both ends of the range: RabbitMQ 3.10 and 4.3. These are unpacked
 #                           if need be and started by chroot, which takes root, or sudo that asks
 #                           for no password. And beside the tests: style, types, the import
 #                           contract, and the documentation.
@@ -25,7 +25,7 @@ if [ -n "${RABBITMQ_ROOT:-}${RABBITMQ_URL:-}" ]; then here=yes; fi
 if [ "$here" ] || [ "$(id -u)" = 0 ]; then sudo=; else
     # In the background, where a password that was given at a terminal may not count.
     setsid --wait sudo -n true 2>/dev/null || {
-        echo "test: RabbitMQ 3.8 and 4.3 are started by chroot: be root, or have sudo that asks for" \
+        echo "test: RabbitMQ 3.10 and 4.3 are started by chroot: be root, or have sudo that asks for" \
             "no password, or run 'make test-here', which tests on the installed RabbitMQ alone" >&2
         exit 1
     }
@@ -33,7 +33,7 @@ if [ "$here" ] || [ "$(id -u)" = 0 ]; then sudo=; else
 fi
 if [ -z "$here" ]; then
     # Before all else, since it is this that may be impossible here.
-    oldest=$($sudo dev/unpack.sh bullseye)
+    oldest=$($sudo dev/unpack.sh bookworm)
     newest=$($sudo dev/unpack.sh forky)
 fi
 

@@ -2,13 +2,13 @@
 # Purpose: other RabbitMQs, those of other Debian releases, unpacked into folders of their own
 # outside the repository. They are not installed; dev/broker.py starts them by chroot, as root.
 #
-#   dev/unpack.sh SUITE     bullseye 3.8, bookworm 3.10, trixie 4.0, forky 4.3
-#   dev/unpack.sh all       all four
+#   dev/unpack.sh SUITE     bookworm 3.10, trixie 4.0, forky 4.3
+#   dev/unpack.sh all       all three
 #
 # Prints each folder, for RABBITMQ_ROOT. A second run only prints.
 set -eu
-suites=${1:?which Debian release: bullseye, bookworm, trixie, forky or all?}
-[ "$suites" != all ] || suites="bullseye bookworm trixie forky"
+suites=${1:?which Debian release: bookworm, trixie, forky or all?}
+[ "$suites" != all ] || suites="bookworm trixie forky"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kombu_binary_delay/brokers
 
 say() { echo "unpack: $*" >&2; }

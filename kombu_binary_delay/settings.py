@@ -63,8 +63,7 @@ class Settings:
         more bindings.
     :param queue_per_delay: whether to make a queue for each delay that a connection uses more than
         once, so that a message waits in one queue; for applications with few distinct delays.
-    :param queue_type: ``"quorum"`` or ``"classic"``. By default, quorum on RabbitMQ 3.10 and later,
-        and classic, with a warning, before.
+    :param queue_type: ``"quorum"``, or ``"classic"`` for levels that can lose messages in a crash.
     :param declare: ``"lazy"`` declares each part of the topology when it is first needed;
         ``"never"`` declares nothing, for brokers where an administrator makes the topology.
     :param protocol_1: whether to read delays from the JSON bodies of Celery's task protocol 1, for
@@ -78,7 +77,7 @@ class Settings:
         it is exclusive or auto-delete. Queues declared with ``reject-publish``, and lasting queues
         that the connection has not declared, always have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
-        whether a revoke is recorded for them; needs streams (RabbitMQ 3.9 and later).
+        whether a revoke is recorded for them; needs streams.
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
         that is more than two days ahead, again from a day before that. In the form of
         ``journal_max_age``. A stream that exists keeps its age: run ``verify`` with a new value,
@@ -90,8 +89,8 @@ class Settings:
     :param lanes: the number of ladders to spread messages over, by message id; for clusters, whose
         nodes then share the work.
     :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
-        the broker, or the path of a folder for rotating local files. By default, nowhere. RabbitMQ
-        before 3.9 has no streams: there, ``"stream"`` writes to the folder ``<namespace>-journal``
+        the broker, or the path of a folder for rotating local files. By default, nowhere. On a
+        broker without streams, ``"stream"`` writes to the folder ``<namespace>-journal``
         in the system's folder for temporary files, which a warning names.
     :param journal_max_age: how long the stream keeps events: a number and one of the units ``Y``,
         ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``. A stream that exists
@@ -109,7 +108,7 @@ class Settings:
     radix: int | tuple[int, ...] | None = None
     layout: str = "chain"
     queue_per_delay: bool = False
-    queue_type: str | None = None
+    queue_type: str = "quorum"
     declare: str = "lazy"
     protocol_1: bool = False
     foreign_ladder: str | None = None
@@ -140,7 +139,7 @@ class Settings:
         if self.foreign_ladder is not None:
             self._leave_out_beside_a_foreign_ladder()
         self._choice("layout", LAYOUTS)
-        self._choice("queue_type", (*QUEUE_TYPES, None))
+        self._choice("queue_type", QUEUE_TYPES)
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
         self._switch("protocol_1")
@@ -193,16 +192,11 @@ class Settings:
             return Ladder.default(self.levels, self.tick)
         return Ladder.uniform(self.radix, self.levels, self.tick)
 
-    def topology(self, *, can_quorum: bool = True) -> Topology:
-        """Compute the topology that these settings describe.
-
-        :param can_quorum: whether the broker has quorum queues with message TTL; it decides the
-            queue type unless the setting ``queue_type`` does.
-        """
+    def topology(self) -> Topology:
+        """Compute the topology that these settings describe."""
         if self.foreign_ladder is not None:
             return FOREIGN_LADDERS[self.foreign_ladder]
-        queue_type = self.queue_type or ("quorum" if can_quorum else "classic")
-        return Topology(self.ladder, self.namespace, queue_type, self.layout)
+        return Topology(self.ladder, self.namespace, self.queue_type, self.layout)
 
     def _leave_out_beside_a_foreign_ladder(self) -> None:
         for each in fields(self):

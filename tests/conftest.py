@@ -23,7 +23,6 @@ import pytest
 from dev.broker import Broker
 from dev.server import Server
 from dev.shared_broker import SharedBroker, shared_broker
-from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.conformance.record import Recorder
 from tests.side_by_side import line_of, make_scheduler
 from tests.spark_classes import java_options
@@ -62,13 +61,6 @@ def session_broker(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def broker(session_broker: Server) -> Server:
     return session_broker
-
-
-@pytest.fixture(scope="session")
-def streams(broker: Server) -> None:
-    """What the journal and amendments need of a broker; a test of them is skipped without."""
-    if broker.release < STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has no streams")
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from dev.processes import Process, Processes
 from dev.worker import Worker
 from kombu_binary_delay import Settings, Topology
 from kombu_binary_delay.executor import declare
-from kombu_binary_delay.model.versions import QUORUM_SINCE
+from kombu_binary_delay.model.versions import OLDEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class Case:
     advanced: str | None = None
     config: Mapping[str, str | int] | None = None
     short: bool = False
-    since: Version = QUORUM_SINCE
+    since: Version = OLDEST
     on: Callable[[], str] | None = None
 
 
@@ -138,7 +138,7 @@ class Environment:
         self.cluster = broker if isinstance(broker, Cluster) else None
         self.broker = self.nodes[0]
         self.vhost: VHost = self.broker.vhost()
-        self.topology: Topology = topology_on(self.broker)
+        self.topology: Topology = Settings().topology()
         self.processes = processes
         self.checks: list[Check] = []
         self.notes: dict[str, Any] = {}
@@ -151,7 +151,7 @@ class Environment:
         """Go on with another broker, in a virtual host of the same name."""
         self.nodes, self.broker = [broker], broker
         self.vhost = replace(self.vhost, broker=broker)
-        self.topology = topology_on(broker)
+        self.topology = Settings().topology()
         broker.api("PUT", f"vhosts/{self.vhost.name}", {})
 
     @property
@@ -417,8 +417,3 @@ def _start(stack: ExitStack, case: Case, root: str | None) -> Broker | Cluster:
     if case.nodes == 1:
         return stack.enter_context(Broker(root, case.config, case.advanced))
     return stack.enter_context(Cluster(root, case.config, case.advanced, size=case.nodes))
-
-
-def topology_on(broker: Broker) -> Topology:
-    """Return the default topology, as it is on this broker."""
-    return Settings().topology(can_quorum=broker.release >= QUORUM_SINCE)

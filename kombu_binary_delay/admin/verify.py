@@ -14,7 +14,7 @@ from kombu_binary_delay.model.delay import PLUGIN_TYPE
 from kombu_binary_delay.model.durations import human
 from kombu_binary_delay.model.parts import Exchange, Part, Queue
 from kombu_binary_delay.model.topology import Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE, release
+from kombu_binary_delay.model.versions import OLDEST, STREAMS_ALWAYS_SINCE, release
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
@@ -483,24 +483,23 @@ def _others(queue: Queue, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _broker(management: Management, version: str, topology: Topology) -> Iterator[Difference]:
-    quorum = topology.queue_type == "quorum"
-    if quorum and release(version) < QUORUM_SINCE:
+    if release(version) < OLDEST:
         yield Difference(
             "error",
             f"RabbitMQ {version}",
-            "quorum queues without a message TTL, which came with 3.10",
+            "a release that is not supported",
             "a quorum ladder cannot be made",
-            "leave queue_type out, or set it to 'classic'; or upgrade RabbitMQ",
+            f"upgrade RabbitMQ to {'.'.join(map(str, OLDEST))} or later",
         )
-    elif not quorum:
+    elif topology.queue_type != "quorum":
         yield Difference(
             "note",
             "queue type",
             "the levels are classic queues",
             "a crash of a node can lose messages that are between two levels",
-            "leave queue_type out, on RabbitMQ 3.10 or later",
+            "leave queue_type out",
         )
-    if quorum and release(version) < STREAMS_ALWAYS_SINCE:
+    elif release(version) < STREAMS_ALWAYS_SINCE:
         yield from _stream_flag(management)
 
 

@@ -203,7 +203,7 @@ class Amendments:
         if not self.is_possible:
             raise AmendmentError(
                 f"amendments need streams, which {self._server.get('product')} "
-                f"{self._server.get('version', '')} does not have; use RabbitMQ 3.9 or later"
+                f"{self._server.get('version', '')} does not have"
             )
 
     # -- writing -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, has_streams, is_since
+from kombu_binary_delay.model.versions import has_streams
 from kombu_binary_delay.settings import KEY, Settings
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
@@ -133,7 +133,7 @@ class Target:
         :param ahead: whether to include the one for urgent messages even if it does not exist yet.
         :param server: the properties of a broker without a connection, to include it if needed.
         """
-        topology = self.topology(connection, ladder, server=server)
+        topology = self.topology(ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
         if not topology.mirrors or topology.lane or topology.urgent:
             return lanes
@@ -176,9 +176,9 @@ class Target:
         drained = False
         if ladder is not None:
             # Nothing is asked of a ladder that was not named.
-            used = self.topology(connection)
+            used = self.topology()
             own = (*used.lanes(settings.lanes), used.for_urgent())
-            drained = self.topology(connection, ladder) not in own
+            drained = self.topology(ladder) not in own
         lanes = self.lanes(connection, ladder, ahead=not (declares or drained))
         return admin.Expected(
             tuple(lanes),
@@ -262,23 +262,10 @@ class Target:
         """Return the management API of a connection's broker."""
         return admin.Management.of(connection, self.management_url)
 
-    def topology(
-        self,
-        connection: Any = None,
-        ladder: str | None = None,
-        *,
-        server: Mapping[str, Any] | None = None,
-    ) -> Topology:
-        """Return the topology of a named ladder, or of the settings.
-
-        :param connection: its broker's version decides the type of queues.
-        :param server: the properties of a broker without a connection, for the same.
-        """
+    def topology(self, ladder: str | None = None) -> Topology:
+        """Return the topology of a named ladder, or of the settings."""
         if ladder is None:
-            if connection is not None:
-                server = connection.connection.server_properties
-            can_quorum = server is None or is_since(server, QUORUM_SINCE)
-            return self.settings.topology(can_quorum=can_quorum)
+            return self.settings.topology()
         for name, other in FOREIGN_LADDERS.items():
             if ladder in (name, other.prefix):
                 return other

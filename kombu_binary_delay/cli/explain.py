@@ -64,7 +64,7 @@ def explain(
     if (delay is None) == (task is None):
         raise click.UsageError("give a delay, or the id of a task")
     if task is None and not isinstance(delay, str) and delay is not None:
-        topology = broker.topology(ladder=ladder)
+        topology = broker.topology(ladder)
         now = time.time_ns() // 1_000_000
         settings = broker.settings if ladder is None else None
         explanation = admin.explain(topology, delay, destination, now, settings=settings)

@@ -26,8 +26,7 @@ HELP = {
     "the next level in which it waits, by more bindings.  [default: chain]",
     "queue_per_delay": "Whether a delay that is asked for again gets a queue of its own; for "
     "applications with few distinct delays.  [default: no]",
-    "queue_type": "'quorum' or 'classic' levels.  [default: quorum; classic on RabbitMQ before "
-    "3.10]",
+    "queue_type": "'quorum' or 'classic' levels.  [default: quorum]",
     "declare": "'lazy': programs make what they need when they first need it. 'never': they "
     "declare nothing, and 'create' makes the ladder.  [default: lazy]",
     "foreign_ladder": "Use another system's ladder in the same virtual host: 'celery', "
@@ -35,8 +34,8 @@ HELP = {
     "relays": "Queues that may refuse messages because of a policy, or because their nodes are "
     "down, as patterns with a comma between: mail,orders-*. Each gets a relay, and holds up no "
     "other queue.",
-    "amendments": "Whether what was cancelled, rescheduled or superseded counts; needs RabbitMQ "
-    "3.9.  [default: yes]",
+    "amendments": "Whether what was cancelled, rescheduled or superseded counts; needs "
+    "streams.  [default: yes]",
     "amendments_max_age": "How long a cancellation is remembered: from now and, for a due time "
     "that is more than two days ahead, again from a day before it. A number and one of Y, M, D, h, "
     "m and s.  [default: 31D]",

@@ -80,7 +80,7 @@ def redrive(
     if from_file is not None and (only is not None or dry_run):
         raise click.UsageError("--from-file goes with neither --only nor --dry-run")
     with broker.plain() as connection:
-        topology = broker.topology(connection, ladder)
+        topology = broker.topology(ladder)
         place = _existing(connection, to, printer) if to else None
         if from_file is not None:
             return _refill(connection, printer, from_file, place)

@@ -58,7 +58,7 @@ class Place:
         self._command = command
         self._amending = amending
         self._vhost = broker.plain().virtual_host or "/"
-        self._topology: Topology = broker.topology(connection)
+        self._topology: Topology = broker.topology()
         self._namespace = broker.settings.namespace
         self.name = NODE if connection is None else JOURNAL
         self._said = said

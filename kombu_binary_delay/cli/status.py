@@ -82,7 +82,7 @@ def status(
         connection = stack.enter_context(broker.plain())
         amending = stack.enter_context(broker.delaying())
         management = broker.management(connection)
-        topology = broker.topology(connection, ladder)
+        topology = broker.topology(ladder)
         expected = broker.expected(connection, ladder)
         asked = {each.prefix for each in expected.lanes}
         if ladder is not None:

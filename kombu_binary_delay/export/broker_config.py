@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from kombu_binary_delay.model.versions import QUORUM_SINCE, release
+from kombu_binary_delay.model.versions import release
 
 CONF, ADVANCED = "rabbitmq.conf", "advanced.config"
 #: The newest release that we test with.
@@ -31,7 +31,6 @@ class Setting:
 
     :param application: the Erlang application that has it, in ``advanced.config``.
     :param conf: its name in ``rabbitmq.conf``; None if that cannot set it.
-    :param since: the first release for which we recommend it.
     :param before: the first release for which we no longer do; None if we still do.
     :param does: what it does, and what it costs.
     """
@@ -40,14 +39,13 @@ class Setting:
     name: str
     value: int
     conf: str | None
-    since: tuple[int, ...]
     before: tuple[int, ...] | None
     does: str
 
     def is_for(self, version: str) -> bool:
         """Return whether we recommend it for a release."""
         number = release(version)
-        return number >= self.since and (self.before is None or number < self.before)
+        return self.before is None or number < self.before
 
 
 PREFETCH = Setting(
@@ -55,7 +53,6 @@ PREFETCH = Setting(
     "dead_letter_worker_consumer_prefetch",
     128,
     None,
-    QUORUM_SINCE,
     None,
     # More take more memory, and gain little.
     "How many messages that are due each level queue passes on at once; RabbitMQ's default is "
@@ -69,7 +66,6 @@ SETTINGS = (
         "dead_letter_worker_publisher_confirm_timeout",
         5000,
         None,
-        QUORUM_SINCE,
         None,
         "Milliseconds after which a message that is not confirmed is passed on again; RabbitMQ's "
         "default is 180000. So late are messages whose confirm a crash has lost, or that a full "
@@ -81,7 +77,6 @@ SETTINGS = (
         "wal_max_size_bytes",
         64 * 2**20,
         "raft.wal_max_size_bytes",
-        QUORUM_SINCE,
         # On RabbitMQ 4.3, it makes no difference to the memory.
         (4, 0),
         "How large the write-ahead log of quorum queues becomes before its messages go to files of "

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: Quorum queues have a message TTL, and dead-letter at least once, since RabbitMQ 3.10.
-QUORUM_SINCE = (3, 10)
-#: Streams exist since RabbitMQ 3.9.
-STREAMS_SINCE = (3, 9)
+#: The oldest release that is supported. Quorum queues have a message TTL, and dead-letter at least
+#: once, since then.
+OLDEST = (3, 10)
 #: RabbitMQ does not start with the feature flag ``stream_queue`` left off, since 3.12.
 STREAMS_ALWAYS_SINCE = (3, 12)
 #: The most bytes of the text of a broker's error.
@@ -36,7 +35,7 @@ def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
 
 def has_streams(server: Mapping[str, Any]) -> bool:
     """Whether a broker has stream queues, by the properties that it sends of itself."""
-    return is_since(server, STREAMS_SINCE)
+    return is_since(server, OLDEST)
 
 
 def can_be_denied(name: str, vhost: str) -> bool:

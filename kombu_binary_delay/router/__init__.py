@@ -35,7 +35,7 @@ from kombu_binary_delay.model.envelope import (
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of
 from kombu_binary_delay.model.topology import IMITABLE, Topology
-from kombu_binary_delay.model.versions import URGENT
+from kombu_binary_delay.model.versions import OLDEST, URGENT, is_since
 
 from .delivery_side import REPLY_TO, DeliverySide
 from .knowledge import ATTEMPTS, BASE, BINDINGS, FIRST, KINDS, quietly
@@ -78,16 +78,16 @@ class Router(DeliverySide):
 
     def opened(self) -> Steps:
         """Warn about the guarantees that a new connection cannot give."""
-        asked = self._settings.queue_type == "classic"
-        if asked or (self._settings.queue_type is None and not self._can_quorum):
-            product = f"{self._server.get('product')} {self._server.get('version', '')}"
-            reason = (
-                "queue_type is 'classic'" if asked else f"{product} has no quorum queues with TTL"
-            )
+        if is_since(self._server, (0,)) and not is_since(self._server, OLDEST):
             yield Warn(
-                f"delayed messages wait in classic queues, since {reason}: a broker that crashes "
-                f"can lose messages that move between levels; use quorum queues on RabbitMQ 3.10 "
-                f"or later",
+                f"RabbitMQ {self._server.get('version')} is not supported: delayed messages need "
+                f"RabbitMQ {'.'.join(map(str, OLDEST))} or later",
+                once=True,
+            )
+        if self._settings.queue_type == "classic":
+            yield Warn(
+                "delayed messages wait in classic queues, since queue_type is 'classic': a broker "
+                "that crashes can lose messages that move between levels; use quorum queues",
                 once=True,
             )
 

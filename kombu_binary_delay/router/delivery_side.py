@@ -22,9 +22,11 @@ from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE
 from kombu_binary_delay.model.versions import (
+    OLDEST,
     can_be_denied,
     can_have_arguments_told,
     can_have_type_told,
+    is_since,
 )
 
 from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
@@ -114,7 +116,8 @@ class DeliverySide(LadderSide):
         It is not asked if it has a relay: that takes precedence. So a lasting queue is asked once.
         """
         known = queue in self._refusing or self.topology.wants_relay(queue, self._settings.relays)
-        if known or not (self._can_quorum and can_have_arguments_told(queue, self._vhost)):
+        can_ask = is_since(self._server, OLDEST) and can_have_arguments_told(queue, self._vhost)
+        if known or not can_ask:
             return False
         if (yield from self._exists(self.topology.queue_relay_name(queue))) is Answer.DONE:
             return False
@@ -428,7 +431,7 @@ class DeliverySide(LadderSide):
         if refuses and self.topology.queue_type == "classic":
             yield Warn(
                 f"the queue {queue!r} rejects messages while it is full: delayed messages "
-                f"from classic queues are then lost; quorum queues (RabbitMQ 3.10) keep them",
+                f"from classic queues are then lost; quorum queues keep them",
                 once=True,
             )
         if not mailbox:

@@ -10,7 +10,7 @@ from kombu_binary_delay.commands import Delete, Ensure, Look, OutOfReachError, P
 from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.topology import Topology
-from kombu_binary_delay.model.versions import QUORUM_SINCE, can_have_type_told, is_since
+from kombu_binary_delay.model.versions import can_have_type_told
 from kombu_binary_delay.settings import Settings
 
 #: How often to start again if the ladder is deleted while it is declared.
@@ -109,8 +109,7 @@ class Knowledge:
 
     def __init__(self, settings: Settings, server: Mapping[str, Any], vhost: str = "/") -> None:
         self._settings, self._server, self._vhost = settings, server, vhost
-        self._can_quorum = is_since(server, QUORUM_SINCE)
-        self.topology: Topology = settings.topology(can_quorum=self._can_quorum)
+        self.topology: Topology = settings.topology()
         #: How a message of ours is read, whichever ladder this connection publishes to.
         self._ours = (
             self.topology if self.topology.mirrors else Topology(namespace=settings.namespace)

@@ -124,7 +124,7 @@ class Watch:
         connection = self._open()
         management = self._broker.management(connection)
         expected = self._broker.expected(connection)
-        topology = self._broker.topology(connection)
+        topology = self._broker.topology()
         try:
             status = admin.status(connection, management, topology, expected)
         except admin.UnreachableError as exc:

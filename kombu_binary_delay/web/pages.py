@@ -385,7 +385,7 @@ class Pages:
     def _redrive_all(self, only: Collection[Destination] | None, *, dry_run: bool) -> admin.Redrive:
         with self._broker.plain() as connection:
             management = self._broker.management(connection)
-            sides = parked_by_side(connection, self._broker.topology(connection))
+            sides = parked_by_side(connection, self._broker.topology())
         sent: Counter[Destination] = Counter()
         stays: Counter[Destination] = Counter()
         reasons: list[str] = []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.acceptance.journal import Journal, wait_until
 from tests.waits import PATIENCE
 
@@ -31,7 +30,7 @@ class System:
     def __init__(self, vhost: VHost, deployment: Deployment, app: Celery) -> None:
         self.vhost = vhost
         self.deployment = deployment
-        self.topology = Settings().topology(can_quorum=vhost.broker.release >= QUORUM_SINCE)
+        self.topology = Settings().topology()
         self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
         self.journal = Journal(Path(deployment.journal))
         self._app = app

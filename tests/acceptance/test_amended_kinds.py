@@ -14,8 +14,6 @@ from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked
 
-pytestmark = pytest.mark.usefixtures("streams")
-
 
 @pytest.mark.parametrize("shape", ["protocol 1", "priority", "quorum on a topic exchange"])
 def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, shape: str):

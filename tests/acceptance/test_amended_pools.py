@@ -10,8 +10,6 @@ from kombu_binary_delay import cancel, replace, reschedule
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked
 
-pytestmark = pytest.mark.usefixtures("streams")
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])

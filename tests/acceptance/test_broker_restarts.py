@@ -54,8 +54,6 @@ def worker_stays_well():
 )
 def test_a_broker_that_restarts_loses_nothing(celery_setup: Setup, end: str, *, same_worker: bool):
     # given
-    if end == "SIGKILL" and celery_setup.topology.queue_type == "classic":
-        pytest.skip("RabbitMQ before 3.10 may lose what moves between levels when it is killed")
     journal = celery_setup.journal
     celery_setup.send_note(countdown=LAST)  # makes the levels
     time.sleep(OLD_ENOUGH)

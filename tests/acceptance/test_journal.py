@@ -60,9 +60,7 @@ def journalled(vhost, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_each_pool_tells_what_it_has_executed_and_how_it_ended(
-    broker, vhost, processes, pool, streams
-):
+def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, processes, pool):
     (processes.folder / "journal_app.py").write_text(APP.format(url=vhost.url))
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_transport = "kombu_binary_delay:Transport"

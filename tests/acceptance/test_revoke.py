@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Ways = dict[Callable[[LocalSystem, list[AsyncResult]], None], int]
 
-pytestmark = pytest.mark.usefixtures("streams")
 
 #: How long tasks wait here, in seconds; no worker takes one before it is revoked.
 SHORT = 0.5

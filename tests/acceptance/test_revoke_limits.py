@@ -14,7 +14,6 @@ import pytest
 from dev.server import BrokerError
 from kombu_binary_delay import AmendmentError, cancel
 from kombu_binary_delay import replace as replace_task
-from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.acceptance.app import make_app
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
@@ -25,7 +24,6 @@ from tests.acceptance.worker import Worker
 SHORT = 0.5
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_system):
     system: LocalSystem = new_system()
     results = [system.send("note", countdown=SHORT) for _ in range(100)]
@@ -50,7 +48,6 @@ def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_syst
     assert not worker.complaints()
 
 
-@pytest.mark.usefixtures("streams")
 def test_what_a_stock_app_revokes_or_is_revoked_for_some_workers_is_left_to_those(new_system):
     """The broadcast reaches who is up; the next worker knows nothing of it."""
     system: LocalSystem = new_system()
@@ -75,7 +72,6 @@ def revoked_in(system: LocalSystem, worker: Worker) -> list[str]:
     return list((answer or {}).get(worker.name, []))
 
 
-@pytest.mark.usefixtures("streams")
 def test_virtual_hosts_do_not_hear_of_each_others_revokes(new_system):
     here, there = new_system(), new_system()
     for system in (here, there):
@@ -105,33 +101,6 @@ def test_where_amendments_are_off_a_revoke_is_what_it_is_in_celery(new_system, c
     assert "amendments are not read" not in worker.log()
 
 
-def test_without_streams_a_revoke_says_that_it_will_not_outlive_the_workers(
-    broker, new_system, caplog
-):
-    if broker.release >= STREAMS_SINCE:
-        pytest.skip("this RabbitMQ has streams")
-    system: LocalSystem = new_system()
-    worker = system.worker("--pool=solo")
-    with system.held(worker.name):
-        revoked, other = (system.send("note", countdown=SHORT) for _ in range(2))
-        revoked.revoke()
-        system.hears_of(worker.name, revoked.id)
-    system.journal.wait_for(other.id)
-    assert_revoked(system, [revoked], worker.log)
-    (warning,) = [each for each in caplog.messages if "a revoke is not" in each]
-    assert warning.startswith("a revoke is not recorded, only sent to the running workers: amend")
-    assert warning.endswith("does not have; use RabbitMQ 3.9 or later")
-    assert "amend" not in worker.log()
-    # When the worker is gone, so is the revoke.
-    system.hold(worker.name)
-    again = system.send("note", countdown=SHORT)
-    again.revoke()
-    system.hears_of(worker.name, again.id)
-    worker.kill()
-    system.worker("--pool=solo")
-    system.journal.wait_for(again.id)
-
-
 @pytest.fixture
 def limited_user(broker):
     """Make users who may do all but what their names say."""
@@ -152,7 +121,6 @@ def limited_user(broker):
         broker.api("DELETE", f"users/{name}")
 
 
-@pytest.mark.usefixtures("streams")
 def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     new_system, limited_user, caplog
 ):
@@ -178,7 +146,6 @@ def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     assert "grant the permission write on 'kbd.v2.amendments'" in warning
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_system, limited_user):
     system: LocalSystem = new_system()
     cancelled, revoked = (system.send("note", countdown=1) for _ in range(2))
@@ -199,7 +166,6 @@ def test_a_worker_that_may_not_read_amendments_runs_on_with_one_warning(new_syst
     worker.kill()
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_revoke_holds_when_the_worker_fails_over_and_connects_anew(new_system):
     # Kombu shares pools by the first URL: that of another test may be closed by now.
     nobody = f"amqp://guest:guest@127.0.0.1:1/{uuid.uuid4().hex}"

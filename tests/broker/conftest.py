@@ -37,9 +37,9 @@ def radix():
 
 
 @pytest.fixture(scope="module")
-def topology(broker, radix):
-    """The module's ladder on this broker; RabbitMQ has the quorum queues it takes since 3.10."""
-    return Settings(radix=radix).topology(can_quorum=broker.release >= (3, 10))
+def topology(radix):
+    """The module's ladder."""
+    return Settings(radix=radix).topology()
 
 
 @pytest.fixture

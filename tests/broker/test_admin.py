@@ -40,7 +40,7 @@ from kombu_binary_delay.export import definitions
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as PartQueue
-from kombu_binary_delay.model.versions import QUORUM_SINCE, STREAMS_ALWAYS_SINCE
+from kombu_binary_delay.model.versions import STREAMS_ALWAYS_SINCE
 from tests.waits import wait_until
 
 
@@ -287,7 +287,7 @@ def test_what_a_user_who_only_monitors_may_not_read_is_named(
     flag = "feature flag stream_queue"
     unread = {each.what: each for each in found.differences if each.found == "could not be read"}
     # Classic levels do without it, and later releases always have it.
-    assert (flag in unread) == (QUORUM_SINCE <= broker.release < STREAMS_ALWAYS_SINCE)
+    assert (flag in unread) == (broker.release < STREAMS_ALWAYS_SINCE)
     assert f"permissions of {me}" in unread
     assert all(f"set_user_tags {me} administrator" in each.remedy for each in unread.values())
     assert found.sound
@@ -520,7 +520,7 @@ def test_messages_are_counted_as_they_are_now_though_the_api_keeps_slow_listings
         own_broker.ctl("eval", multiplier.format(5))
 
 
-def test_the_journal_is_no_message_that_waits_and_stays(plain, management, vhost, small, streams):
+def test_the_journal_is_no_message_that_waits_and_stays(plain, management, vhost, small):
     create(plain, small, small.whole)
     journal = Queue("kbd.v2.journal", queue_arguments={"x-queue-type": "stream"})
     journal(plain.channel()).declare()
@@ -923,9 +923,7 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
     wait_until(is_named)
 
 
-def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(
-    vhost, plain, small, streams
-):
+def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(vhost, plain, small):
     old, new = (
         PartQueue("kbd.v2.journal", (("x-queue-type", "stream"), ("x-max-age", age)))
         for age in ("7D", "30D")

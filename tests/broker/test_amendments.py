@@ -51,8 +51,6 @@ from tests.raw_messages import RAW, RawMessage
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
-pytestmark = pytest.mark.usefixtures("streams")
-
 QUEUE = Queue("mail")
 
 
@@ -1382,9 +1380,7 @@ def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     assert "at its queue's delivery limit, it would be dropped" in caplog.text
 
 
-def test_consumers_go_on_where_a_broker_has_lost_the_streams(
-    monkeypatch, connect, own_broker, streams
-):
+def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect, own_broker):
     monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
     with connect() as connection:
         QUEUE(connection.default_channel).declare()

@@ -20,8 +20,6 @@ from kombu_binary_delay.amendments.record import MAX_TIME, Cancel
 from kombu_binary_delay.cli import binary_delay, command
 from tests.waits import attempts, wait_until
 
-pytestmark = pytest.mark.usefixtures("streams")
-
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
 
 

@@ -205,8 +205,6 @@ def test_status_draws_what_waits(run, slow, connect):
 
 
 def test_status_counts_by_destination_from_the_journal(run, tick, connect):
-    if tick[-1] == "classic":
-        pytest.skip("RabbitMQ 3.8 has no streams, and so no journal in one")
     for queue in ("mail", "orders"):
         declare(connect, queue)
     settings = {"tick": 100_000, "radix": 2, "levels": 4, "journal": "stream"}
@@ -405,8 +403,6 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
 def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_the_settings(
     run, tick, vhost
 ):
-    if tick[-1] == "classic":
-        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
     old = FOREIGN_LADDERS["celery"]
     with Connection(vhost.url) as connection:
         admin.create(connection, old, old.whole)
@@ -736,8 +732,6 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
 
 
 def test_the_amendments_of_programs_on_another_systems_ladder_stay(broker, run, tick, vhost):
-    if broker.release < (3, 10):
-        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     run(*tick, "create")
     ladder = Topology(Ladder.binary(4, 1000)).prefix
     foreign = ("--foreign-ladder", "celery")
@@ -793,9 +787,7 @@ def test_ladders_side_by_side_go_together_or_not_at_all(run, tick, vhost, small)
     assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == before
 
 
-def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(
-    run, tick, vhost, small, streams
-):
+def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(run, tick, vhost, small):
     """Given: programs that declare nothing, and what they publish to is deleted."""
     never = (*tick, "--queue-per-delay", "--journal", "stream", "--declare", "never")
     run(*never, "create")
@@ -889,7 +881,7 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     assert all(each["current"] for each in ladders)
 
 
-def test_what_is_migrated_is_in_the_journal_once(run, slow, connect, streams):
+def test_what_is_migrated_is_in_the_journal_once(run, slow, connect):
     declare(connect)
     settings = {"tick": MINUTE, "radix": 2, "levels": 4, "journal": "stream"}
     connection = connect(binary_delay=settings, confirm_publish=True)

@@ -314,7 +314,6 @@ def needs_amendments(publisher):
     return "warm", {KEY: "k"}
 
 
-@pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(
     ("needs", "options", "limit"),
     [

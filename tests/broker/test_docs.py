@@ -84,8 +84,6 @@ def apart(monkeypatch, tmp_path):
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
-    if page in SINCE_3_10 and topology.queue_type == "classic":
-        pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
     if page in SINCE_KOMBU_5_7 and not hasattr(Producer, "batch"):
         pytest.skip("Kombu before 5.7 has no Producer.batch()")
     monkeypatch.chdir(tmp_path)

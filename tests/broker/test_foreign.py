@@ -22,8 +22,6 @@ def native():
 def _wanted(broker, request):
     """What a broker refuses, a foreign ladder cannot have on it either."""
     name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    if broker.release < (3, 10) and name != "nservicebus-v1":
-        pytest.skip("RabbitMQ before 3.10 has no quorum queues with a message TTL")
     if broker.release >= (4, 3) and name == "nservicebus-v1":
         pytest.skip("RabbitMQ 4.3 refuses the x-queue-mode of NServiceBus before 8")
 

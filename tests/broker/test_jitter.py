@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from unittest.mock import patch
@@ -18,7 +17,6 @@ from kombu_binary_delay.admin import Management, explain, migrate
 from kombu_binary_delay.amendments.door import AmendingChannel
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import spread
-from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.waits import PATIENCE, drain_until, wait_until
 
 JITTER = 3000  # milliseconds
@@ -133,7 +131,7 @@ def test_what_is_not_delayed_goes_at_once_and_as_it_is(connect, headers):
     assert "x-delay-jitter" not in message.headers
 
 
-def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, collect, streams):
+def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, collect):
     # If its jitter counted, it would not arrive in this hour.
     publisher, queue = connect(), Queue("inbox")
     queue(publisher.default_channel).declare()
@@ -156,7 +154,7 @@ def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, colle
     assert "x-delay-jitter" not in arrival.headers
 
 
-def test_a_message_that_replaces_others_may_have_jitter(connect, collect, streams):
+def test_a_message_that_replaces_others_may_have_jitter(connect, collect):
     connection = connect(binary_delay={"jitter": 1000})
     queue = Queue("inbox")
     queue(connection.default_channel).declare()
@@ -183,8 +181,6 @@ def test_another_systems_ladder_keeps_it_too(connect, collect, ladder):
 
 def test_a_message_that_is_moved_keeps_its_due_time(vhost, broker, connect):
     old, new = Topology(), Topology(Ladder.binary(20, 1000))
-    if broker.release < QUORUM_SINCE:
-        old, new = replace(old, queue_type="classic"), replace(new, queue_type="classic")
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.update(broker_transport=OURS, task_default_queue="inbox")
     eta = datetime.now(UTC) + timedelta(hours=10)

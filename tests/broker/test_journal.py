@@ -31,7 +31,6 @@ from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.journal.stream import Stream
 from kombu_binary_delay.model import versions
-from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
@@ -44,8 +43,7 @@ def radix():
 @pytest.fixture(params=["stream", "folder"])
 def setting(request, broker, tmp_path):
     """Where the journal goes; without streams, "stream" is a folder, too."""
-    has_streams = broker.release >= STREAMS_SINCE
-    return "stream" if request.param == "stream" and has_streams else str(tmp_path / "journal")
+    return "stream" if request.param == "stream" else str(tmp_path / "journal")
 
 
 @pytest.fixture
@@ -110,7 +108,7 @@ def test_a_delayed_message_is_scheduled_and_released(  # noqa: PLR0913, PLR0917
     assert scheduled.pop("hops") == 1
     ladder = Ladder.default().name
     same = {"id": "m-1", "key": "mail"}
-    prefix = Settings().topology(can_quorum=broker.release >= (3, 10)).prefix
+    prefix = Settings().topology().prefix
     assert scheduled == {"event": "scheduled", "ladder": ladder, "levels": prefix, **same}
     assert released == {"event": "released", **same}
 
@@ -256,7 +254,7 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, caplog, streams):
+def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, caplog):
     writer.warnings.clear()  # another test may have been warned
     options = {"journal": "stream", "declare": "never"}
     publish(connect(), 60_000)
@@ -278,7 +276,7 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, c
 @pytest.mark.own_broker
 @pytest.mark.parametrize("more", [{}, {"declare": "never"}], ids=str)
 def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
-    connect, vhost, more, monkeypatch, streams
+    connect, vhost, more, monkeypatch
 ):
     publish(connect(binary_delay={"journal": "stream"}), 60_000)
     bring_back, is_made = take_away(vhost, "kbd.v2.journal"), Stream._is_made  # noqa: SLF001
@@ -299,7 +297,7 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
 
 
 @pytest.fixture
-def app(vhost, streams):
+def app(vhost):
     app = Celery(broker=vhost.url, set_as_current=False)
     app.conf.broker_connection_timeout = PATIENCE
     app.conf.broker_transport = "kombu_binary_delay:Transport"
@@ -457,7 +455,7 @@ def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
     assert not [row for row in vhost.queues() if "journal" in row["name"]]
 
 
-def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
+def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost):
     connection = connect(binary_delay={"journal": "stream", "journal_max_age": "2h"})
     publish(connection, 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
@@ -466,7 +464,7 @@ def test_a_stream_keeps_events_as_long_as_is_said(connect, vhost, streams):
 
 @pytest.mark.parametrize("namespace", [f"n{number}" for number in range(3)])
 def test_those_who_begin_the_journal_together_do_each_other_no_harm(
-    connect, vhost, namespace, monkeypatch, streams
+    connect, vhost, namespace, monkeypatch
 ):
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     start = threading.Barrier(3)
@@ -485,9 +483,7 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
     assert of_stream(vhost, f"{namespace}.v2.journal", 3) == [{"event": "begun"}] * 3
 
 
-def test_a_journal_that_cannot_be_written_harms_no_message(
-    connect, collect, vhost, caplog, streams
-):
+def test_a_journal_that_cannot_be_written_harms_no_message(connect, collect, vhost, caplog):
     writer.warnings.clear()  # another test may have been warned
     with vhost.connect() as other:
         # A queue of that name which is no stream: the broker refuses to declare it again.
@@ -500,7 +496,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(
 
 
 def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
-    monkeypatch.setattr(versions, "STREAMS_SINCE", (99, 0))
+    monkeypatch.setattr(versions, "OLDEST", (99, 0))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     connection = connect(binary_delay={"journal": "stream"})
     publish(connection, 60_000)
@@ -530,7 +526,7 @@ def depth(frame: FrameType | None) -> int:
     return count
 
 
-def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost, streams):
+def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost):
     connection = connect(binary_delay={"journal": "stream"}, confirm_publish=True)
     queue = Queue("mail")(connection.default_channel)
     queue.declare()
@@ -554,7 +550,7 @@ def test_many_messages_at_once_are_journalled_one_after_the_other(connect, vhost
 
 @pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("batched", [False, True])
-def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, batched, streams):
+def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, batched):
     """A connection that has published in an alarm gets no answer."""
     # All that has to be declared: in the alarm, the limit is for the publish alone.
     before = connect(binary_delay={"journal": "stream"})
@@ -575,7 +571,7 @@ def test_the_limit_of_a_publish_counts_for_the_journal_too(connect, own_broker, 
         connection.collect()
 
 
-def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, streams):
+def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect):
     """Also where the topology is not declared, so that nothing else takes time."""
     connection = connect(binary_delay={"journal": "stream", "declare": "never"})
     channel = connection.default_channel
@@ -587,7 +583,7 @@ def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect, streams):
     assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick
 
 
-def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost, streams):
+def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost):
     publisher = connect(binary_delay={"journal": "stream"})
     connection = publisher.connection
     journal = connection.delay_mechanism.journal
@@ -602,7 +598,7 @@ def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost
 
 
 @pytest.fixture
-def held_up(connect, streams):
+def held_up(connect):
     """A connection, and its journal, with three events that an alarm has held up."""
 
     def held_up(url=None):
@@ -643,7 +639,7 @@ def who_writes(vhost):
     vhost.broker.api("DELETE", f"users/{name}")
 
 
-def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, caplog, streams):
+def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, caplog):
     writer.warnings.clear()  # another test may have been warned
     queues = [Queue("mail"), Queue("other")]
     for each in queues:
@@ -705,7 +701,7 @@ def test_a_child_process_leaves_the_events_of_an_alarm_to_its_parent():
 
 
 def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
-    connect, vhost, own_broker, monkeypatch, streams
+    connect, vhost, own_broker, monkeypatch
 ):
     """What it has got is noted when the alarm is over."""
     monkeypatch.setattr(alarms, "PAUSE", 4.0)
@@ -738,9 +734,7 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])
-def test_a_program_that_publishes_hides_no_end_of_its_connection(
-    connect, own_broker, within, streams
-):
+def test_a_program_that_publishes_hides_no_end_of_its_connection(connect, own_broker, within):
     """Kombu would connect again, and not consume."""
     # Or the end would come where the consumer looks for amendments.
     settings = {"journal": "stream", "amendments": False}
@@ -782,7 +776,7 @@ def test_a_program_that_publishes_hides_no_end_of_its_connection(
     assert len(published) == 2
 
 
-def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, caplog, streams):
+def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, caplog):
     with vhost.connect() as other:
         channel = other.channel()
         channel.queue_declare(

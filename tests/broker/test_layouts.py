@@ -47,7 +47,7 @@ def test_each_message_arrives_once_and_never_early(connect, collect, topology, v
     for number, delay in enumerate(DELAYS):
         assert came[str(number)] - sent[number] >= delay / 1000
     wanted = Settings.from_transport_options({"binary_delay": settings})
-    made = wanted.topology(can_quorum=topology.queue_type == "quorum")
+    made = wanted.topology()
     names = {row["name"] for row in vhost.queues()} - {"q", made.parking}
     assert names, "the delays were not on the ladder"
     direct = {name for name in names if name.startswith(made.direct)}

@@ -41,8 +41,6 @@ def broker(own_broker):
 @pytest.fixture
 def scrape(broker):
     """The configuration that the documentation recommends, for this broker."""
-    if broker.release < (3, 10):
-        pytest.skip("before 3.10, the plugin has no /metrics/detailed, and there are no alerts")
     (block,) = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", PAGE.read_text(), re.DOTALL)
     config: dict[str, Any] = yaml.safe_load(block)
     for job in config["scrape_configs"]:

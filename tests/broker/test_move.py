@@ -728,8 +728,6 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
 
 def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, operator):
     plain = operator.plain
-    if tall.queue_type == "classic":
-        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     with plain() as client:
         native.declare_native_delayed_delivery_exchanges_and_queues(client, "quorum")
         queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(client.channel())
@@ -764,8 +762,6 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
 @pytest.fixture
 def celerys(operator, small):
     """Celery's native ladder, and a way to publish to it as its programs do."""
-    if small.queue_type == "classic":
-        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
     with operator.plain() as client:
         create(client, celery, celery.whole)
@@ -866,8 +862,6 @@ def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, o
 
 
 def test_what_another_systems_ladder_would_drop_stays(connect, vhost, tall, operator):
-    if tall.queue_type == "classic":
-        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     celery = FOREIGN_LADDERS["celery"]
     connection = connect(confirm_publish=True, binary_delay=TALL)
     exchange = Exchange("events", "direct")
@@ -1539,8 +1533,6 @@ def test_a_queue_that_hands_its_messages_to_somebody_else_ends_it_and_is_named(s
 
 def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, operator, monkeypatch):
     """Given: more messages that stay than the mover has room for, before one that can be moved."""
-    if small.queue_type == "classic":
-        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
     monkeypatch.setattr(mover, "PREFETCH", 100)
     many = 2 * mover.PREFETCH
     ladder = Topology(Ladder.binary(4, 60_000), queue_type=small.queue_type)
@@ -1582,8 +1574,6 @@ def test_an_interrupt_within_a_frame_ends_in_time_and_loses_nothing(
 
 def test_a_migration_leaves_no_channel_open(vhost, small, operator):
     """Given: messages for more destinations than the broker lets a connection have channels."""
-    if small.queue_type == "classic":
-        pytest.skip("the ladder of NServiceBus needs RabbitMQ 3.10")
     names = [f"q{number}" for number in range(300)]
     opened = []
     with operator.plain() as connection:

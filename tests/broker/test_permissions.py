@@ -405,7 +405,6 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
 JOURNAL = Grant(configure=("journal", "lock of the journal"), write=(DEFAULT,))
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
     vhost, connect, granted, collect, caplog
 ):

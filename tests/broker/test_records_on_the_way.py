@@ -6,7 +6,6 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import amqp
-import pytest
 
 from kombu_binary_delay import Ladder, Topology, cancel
 from kombu_binary_delay.admin import Management, migrate, redrive
@@ -16,8 +15,6 @@ from kombu_binary_delay.amendments import parts
 from kombu_binary_delay.amendments.record import Cancel, to_line
 from kombu_binary_delay.mechanism import mechanism_of
 from tests.waits import wait_until
-
-pytestmark = pytest.mark.usefixtures("streams")
 
 EXCHANGE = parts.exchange_name("kbd")
 

@@ -14,12 +14,6 @@ from tests.waits import PATIENCE, attempts, drain_until, wait_until
 REFUSED = 300
 
 
-@pytest.fixture(autouse=True)
-def _at_least_once(topology):
-    if topology.queue_type != "quorum":
-        pytest.skip("classic levels, before RabbitMQ 3.10, drop what a full queue refuses")
-
-
 def publish(connection, exchange, key, delay=500):
     Producer(connection.default_channel).publish(
         time.time(), exchange=exchange, routing_key=key, headers={"x-delay": delay}

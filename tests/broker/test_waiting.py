@@ -35,7 +35,6 @@ from kombu_binary_delay.amendments.record import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
-from kombu_binary_delay.model.versions import STREAMS_SINCE
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 HOUR = 3600  # in seconds, of which no test sees the end
@@ -92,9 +91,7 @@ cat "$answer"
 
 @pytest.fixture
 def on_node(vhost, beside):
-    """List what waits by the node; RabbitMQ before 3.10 has no quorum queues with a TTL."""
-    if vhost.broker.release < (3, 10):
-        pytest.skip("the levels of this RabbitMQ are classic queues")
+    """List what waits by the node."""
 
     def on_node(command=beside, **select):
         return admin.from_node(command, vhost.name, LADDER, admin.Selection(**select))
@@ -103,7 +100,7 @@ def on_node(vhost, beside):
 
 
 @pytest.fixture
-def journalling(connect, streams):
+def journalling(connect):
     return connect(binary_delay={"journal": "stream"})
 
 
@@ -316,18 +313,15 @@ def test_classic_levels_are_not_looked_into_and_the_journal_is_named(connect, vh
     publish(connect(binary_delay={"queue_type": "classic"}), ("c", HOUR))
     with pytest.raises(admin.OperationError, match="classic queues, which cannot be looked into"):
         admin.from_node(beside, vhost.name, LADDER)
-    if vhost.broker.release >= (3, 10):
-        publish(connect(), ("q", HOUR))
-        found = admin.from_node(beside, vhost.name, LADDER)
-        assert ids(found) == ["q"]
-        assert not found.complete
-        assert "classic queues of the ladder were left out" in found.unseen()[0]
+    publish(connect(), ("q", HOUR))
+    found = admin.from_node(beside, vhost.name, LADDER)
+    assert ids(found) == ["q"]
+    assert not found.complete
+    assert "classic queues of the ladder were left out" in found.unseen()[0]
 
 
 @pytest.mark.own_broker
 def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside):
-    if vhost.broker.release < (3, 10):
-        pytest.skip("the levels of this RabbitMQ are classic queues")
     options = {"binary_delay": {"foreign_ladder": "nservicebus"}}
     publish(connect(**options), ("n", 3600))
     done = run(vhost, "--foreign-ladder", "nservicebus", "tasks", "--node-command", beside)
@@ -339,8 +333,6 @@ def test_the_node_reads_the_ladders_of_others_too(connect, vhost, beside):
 @pytest.mark.slow
 def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
     with Cluster(os.environ.get("RABBITMQ_ROOT")) as cluster:
-        if cluster.nodes[0].release < (3, 10):
-            pytest.skip("the levels of this RabbitMQ are classic queues")
         options = {"binary_delay": {"lanes": 3}}
         publish(
             connect(url=cluster.nodes[0].url, **options),
@@ -670,8 +662,6 @@ def test_the_journal_lists_of_messages_without_an_id_the_last_one_with_a_key(jou
 def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(
     connect, vhost, broker
 ):
-    if broker.release < (3, 10):
-        pytest.skip("Celery's ladder needs RabbitMQ 3.10")
     connection = connect(binary_delay={"foreign_ladder": "celery", "journal": "stream"})
     publish(connection, ("one", HOUR), ("two", HOUR))
     kombu_binary_delay.cancel("two", connection=connection)
@@ -720,8 +710,6 @@ def test_without_a_journal_its_remedies_are_named(connect, vhost, broker):
     with pytest.raises(admin.OperationError, match="set journal to 'stream'"):
         admin.from_journal(connection, LADDER)
     run(vhost, "tasks", "--source", "journal", code=2)
-    if broker.release < STREAMS_SINCE:
-        return
     connection.channel().queue_declare(STREAM, durable=True, auto_delete=False)
     with pytest.raises(admin.OperationError, match="cannot be read"):
         list(admin.from_journal(connection, LADDER))

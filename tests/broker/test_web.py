@@ -20,8 +20,6 @@ from kombu_binary_delay.web import guard, passwords
 from kombu_binary_delay.web import pages as handlers
 from tests.waits import PATIENCE, wait_until
 
-pytestmark = pytest.mark.usefixtures("streams")
-
 JOURNAL = "kbd.v2.journal"
 HOSTILE = "</td><script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"

@@ -45,7 +45,7 @@ def browser():
 
 
 @pytest.fixture
-def serve(vhost, tmp_path, streams):
+def serve(vhost, tmp_path):
     """Serve the pages by the command, and return their address."""
     with Processes("web") as processes:
 

@@ -6,7 +6,6 @@ import pytest
 
 from docs.generate.conformance import WALK
 from kombu_binary_delay import Settings
-from kombu_binary_delay.model.versions import QUORUM_SINCE
 from tests.conformance.real import RealProgram
 from tests.conformance.record import BROKER, PROPERTY
 from tests.conformance.simulated import SimulatedProgram
@@ -38,8 +37,6 @@ def program(
     broker = request.getfixturevalue("own_broker" if case.restarts else "broker")
     version = broker.version
     record_property(BROKER, version)
-    if queue_type == "quorum" and broker.release < QUORUM_SINCE:
-        pytest.skip(f"does not apply: the quorum queues of RabbitMQ {version} have no message TTL")
     program = RealProgram(settings, request.getfixturevalue("vhost"))
     yield program
     program.close()

@@ -58,7 +58,6 @@ def receipts(spark, folder, phase):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("streams")
 def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no_row_out(
     spark, vhost, tmp_path
 ):
@@ -123,7 +122,6 @@ def test_after_a_driver_was_killed_in_any_phase_resume_leaves_one_receipt_and_no
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("streams")
 def test_an_export_and_an_audit_have_the_same_rows_though_executors_were_killed(
     spark, vhost, tmp_path
 ):

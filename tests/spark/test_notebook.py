@@ -16,7 +16,7 @@ NOTEBOOK = ROOT / "docs" / "examples" / "pipeline.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_goes_from_a_table_to_the_proof(vhost, tmp_path, streams):
+def test_the_notebook_goes_from_a_table_to_the_proof(vhost, tmp_path):
     # The kernel runs where the notebook is.
     notebook = Path(shutil.copy(NOTEBOOK, tmp_path))
     done = subprocess.run(

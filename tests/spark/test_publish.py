@@ -181,7 +181,6 @@ def test_a_run_that_publishes_nothing_leaves_receipts_in_which_there_are_none(
     assert run(reminders(5)).published == 5
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_table_cancels_and_reschedules_what_the_job_has_published(
     spark, reminders, run, receipts, vhost
 ):

@@ -367,7 +367,6 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch)
 @pytest.mark.own_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("actions", [[s.PUBLISH], [s.CANCEL], [s.CANCEL, s.PUBLISH]], ids=str)
-@pytest.mark.usefixtures("streams")
 def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, actions):
     rows = [{"action": each, "task": "t", "task_id": "1", "eta": MICROS} for each in actions]
     send(vhost, rows)
@@ -385,7 +384,6 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
                 list(parts)
 
 
-@pytest.mark.usefixtures("streams")
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(own_broker, vhost):
     # Ladder and streams are older than the second in which a node that dies can lose them.
@@ -460,7 +458,6 @@ def test_rows_cancel_and_reschedule_as_the_functions_do(vhost, verdict):
     assert verdict("another") is None
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_few_records_cancel_many_rows(vhost):
     amended(vhost, [("first", s.CANCEL, None)])
     name = "kbd.v2.amendments.ids"
@@ -474,7 +471,6 @@ def test_a_few_records_cancel_many_rows(vhost):
     wait_until(lambda: records() == 4)
 
 
-@pytest.mark.usefixtures("streams")
 def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(vhost):
     settings = {"amendments_max_age": "20s"}
     rows = [(f"{number}", s.CANCEL, micros(86400 + number)) for number in range(20)]
@@ -489,7 +485,6 @@ def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(v
     wait_until(lambda: waiting() in (4, 5))
 
 
-@pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(
     ("first", "last", "ahead", "at_once"),
     [
@@ -522,7 +517,6 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
     assert "amendments are off" in sent["a"].detail
 
 
-@pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize("action", [s.PUBLISH, s.RESCHEDULE])
 def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypatch, action):
     monkeypatch.setattr(sending, "_SOON", 0.0)
@@ -544,7 +538,6 @@ def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypa
     assert len(before_the_last) == 1
 
 
-@pytest.mark.usefixtures("streams")
 def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
     write, calls = Amendments.write, []
 
@@ -564,7 +557,6 @@ def keyed(*names):
     return [{"task": "t", "task_id": each, "countdown": 60.0, "headers": headers} for each in names]
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vhost, monkeypatch):
     write, refused = Amendments.write, list[object]()
 
@@ -583,7 +575,6 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
     assert (sent["b"].detail, sent["c"].detail) == (None, None)
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_row_with_a_key_waits_for_the_streams_of_a_broker_that_comes_back(vhost, monkeypatch):
     write, failures = Amendments.write, [AmendmentError("not yet"), ConnectionResetError("gone")]
 

@@ -96,7 +96,6 @@ def test_a_stream_is_published_as_it_comes(spark, rows, vhost, tmp_path):
     assert run() == 15
 
 
-@pytest.mark.usefixtures("streams")
 def test_rows_of_a_sink_cancel_and_reschedule_too(spark, vhost, tmp_path):
     names = "key string, ACTION string, task string, eta timestamp, countdown double"
     past, later = FAR - timedelta(days=2), FAR + timedelta(days=31)

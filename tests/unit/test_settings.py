@@ -63,10 +63,9 @@ def test_a_bad_setting_is_refused_by_name(given, complaint):
         Settings.from_transport_options({"binary_delay": given})
 
 
-def test_the_queue_type_is_the_users_or_else_the_best_that_the_broker_has():
-    assert Settings().topology(can_quorum=True).queue_type == "quorum"
-    assert Settings().topology(can_quorum=False).queue_type == "classic"
-    assert Settings(queue_type="classic").topology(can_quorum=True).queue_type == "classic"
+def test_the_levels_are_quorum_queues_unless_the_user_says_otherwise():
+    assert Settings().topology().queue_type == "quorum"
+    assert Settings(queue_type="classic").topology().queue_type == "classic"
 
 
 @pytest.mark.parametrize(
@@ -91,4 +90,4 @@ def test_tick_radix_and_levels_describe_the_ladder(given, ladder):
 
 @pytest.mark.parametrize("name", FOREIGN_LADDERS)
 def test_a_foreign_ladder_takes_the_place_of_ours(name):
-    assert Settings(foreign_ladder=name).topology(can_quorum=False) is FOREIGN_LADDERS[name]
+    assert Settings(foreign_ladder=name).topology() is FOREIGN_LADDERS[name]
