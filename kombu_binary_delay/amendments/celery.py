@@ -79,6 +79,12 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
     return []
 
 
+def may_revoke(body: Any) -> bool:
+    """Return whether a broadcast may revoke something, by its body, in any usual serialization."""
+    found = body if isinstance(body, str) else bytes(body).decode("latin-1")
+    return "revoke" in found or "terminate" in found
+
+
 def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
     if isinstance(headers, list):
         # Celery reads the arguments of its command line in this way.

@@ -233,6 +233,8 @@ class AmendingChannel(FollowingChannel):
     ) -> Any:
         """Consume, having read what was amended so far."""
         tag = consumer_tag or f"ctag-{uuid.uuid4().hex}"
+        if queue.endswith(celery.BROADCASTS) and callback is not None:
+            callback = partial(self._hear, callback)
         # A result has no id of its own by which it could be amended.
         if not (
             self._router.is_private(queue or self._last_queue) or celery.reads_results(callback)
@@ -254,6 +256,12 @@ class AmendingChannel(FollowingChannel):
             self.callbacks.pop(tag, None)
             self.no_ack_consumers.discard(tag)
             raise
+
+    def _hear(self, dispatch: Dispatch, message: Any) -> None:
+        """Dispatch a broadcast. If it revokes something, there are amendments now."""
+        if celery.may_revoke(message.body):
+            self._amendments.heard()
+        dispatch(message)
 
     def basic_get(
         self,

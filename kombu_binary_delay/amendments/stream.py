@@ -16,6 +16,7 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -59,7 +60,7 @@ from .parts import (
     stream_name,
     way_of_records,
 )
-from .record import MAX_BYTES, Cancel, Record, to_line
+from .record import GENERATION, MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
 
@@ -72,9 +73,9 @@ _ALONE = "cancel each task with its own eta, on a connection that may declare th
 _WAY = "the way of amendments through the ladder"
 #: What a declaration is of, and what the broker is asked for, in errors.
 _ASKED_FOR = "the amendments"
-#: How often a connection that takes delayed messages asks whether there are amendments, in seconds.
+#: How often a connection that takes delayed messages tries to read the amendments, in seconds.
 _LOOK_EVERY = 1.0
-#: The same after a failure that is not a missing permission.
+#: The same where there are none yet, or after a failure that is not a missing permission.
 _LOOK_AGAIN = 30.0
 #: How long to look for the last record of streams that are being written to, in seconds.
 _LOOK_FOR_ENDS = 5.0
@@ -93,6 +94,10 @@ _START = 15.0
 #: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
 #: its node had lost, by `_streams_of`; until it is found that they work.
 _lost: dict[tuple[str, str, str], tuple[float, float]] = {}
+
+#: How many broadcasts of revokes this process has received, by `_streams_of`. With a green pool, a
+#: worker receives them by another connection than its tasks.
+_heard: Counter[tuple[str, str, str]] = Counter()
 
 _warnings = Warnings(logger)
 
@@ -159,6 +164,8 @@ class Amendments:
         #: Whether this user may append a marker, as far as this connection knows.
         self._can_mark = True
         self._looked = float("-inf")
+        #: How many broadcasts there were when it last tried to read.
+        self._heard = _heard[self._streams_of]
         #: Whether there was a stream that does not exist. It is not asked again: RabbitMQ logs each
         #: such question as an error.
         self._are_missing = False
@@ -389,6 +396,11 @@ class Amendments:
                 f"'never'; make them with kombu-binary-delay create"
             )
         self._executor.run(self._ensure())
+        logger.info(
+            "made the streams of amendments; a consumer that runs already may take %g s to notice "
+            "them, unless it is a Celery worker and this was a revoke",
+            _LOOK_AGAIN,
+        )
 
     def _ensure(self) -> Steps:
         # If two programs declare a stream at once, one gets the answer before the stream has
@@ -497,10 +509,27 @@ class Amendments:
             remedy = ", which rabbitmq-streams add_replica makes" if _NO_REPLICA in str(exc) else ""
             self._put_off(f"{exc}{remedy}")
 
-    def look(self) -> None:
-        """Catch up, unless that was tried within the last second."""
-        if not self.is_reading and time.monotonic() - self._looked > _LOOK_EVERY:
+    def look(self, headers: Mapping[str, Any] = PLAIN) -> None:
+        """Catch up, unless that was tried lately.
+
+        :param headers: of the message that is to be judged.
+        """
+        if self.is_reading:
+            return
+        heard = _heard[self._streams_of]
+        every = _LOOK_EVERY
+        if heard != self._heard:
+            every = 0.0
+        elif self._are_missing and GENERATION not in headers:
+            # To ask is two messages that no queue takes, and their confirms.
+            every = _LOOK_AGAIN
+        if time.monotonic() - self._looked > every:
+            self._heard = heard
             self.catch_up(wait=False)
+
+    def heard(self) -> None:
+        """Look again with the next message: a broadcast has come that revokes something."""
+        _heard[self._streams_of] += 1
 
     def lag(self) -> float | None:
         """Return the time from the confirm of a record until it is read here, in seconds.
@@ -537,7 +566,7 @@ class Amendments:
         headers = properties.get(HEADERS)
         if headers and self._can_read and not self.is_reading and _may_be_amended(headers):
             # The first amendment, after this began to consume, may have created the streams.
-            self.look()
+            self.look(headers)
         if not self.memory:
             return None
         channel = self._channel

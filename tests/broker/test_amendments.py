@@ -21,6 +21,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
+from kombu.pidbox import Mailbox
 
 from kombu_binary_delay import (
     AmendmentError,
@@ -141,8 +142,9 @@ def notice_deletion(connection):
 
 
 def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
-    consumer, publisher, collect, dropped
+    consumer, publisher, collect, dropped, monkeypatch
 ):
+    monkeypatch.setattr(stream, "_LOOK_AGAIN", 0.0)
     publish(publisher, "first", delay=1)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["first"]
     publish(publisher, "cancelled")
@@ -154,6 +156,49 @@ def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
     assert [(each.id, each.reason, each.queue) for each in dropped] == [
         ("cancelled", "cancelled", "mail")
     ]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Which amendments of a connection have asked whether there are streams, each time."""
+    marked, asked = stream.Amendments._mark_all, []  # noqa: SLF001 - each call of it asks
+
+    def mark_all(amendments, since):
+        asked.append(amendments)
+        return marked(amendments, since)
+
+    monkeypatch.setattr(stream.Amendments, "_mark_all", mark_all)
+    monkeypatch.setattr(stream, "_LOOK_EVERY", 0.0)
+    return asked
+
+
+@pytest.mark.parametrize("news", ["a broadcast", "another broadcast", "a generation"])
+def test_a_consumer_asks_rarely_for_streams_that_are_not_there_and_at_once_when_they_are(
+    connect, consumer, publisher, asked, news
+):
+    workers, got = Mailbox("celery", type="fanout"), []
+    hearing = connect() if news == "another broadcast" else consumer
+    handlers = dict.fromkeys(("ping", "revoke"), lambda *_, **__: None)
+    workers.Node("here", channel=hearing.channel(), handlers=handlers).listen()
+    with consumer.Consumer(QUEUE, no_ack=True, callbacks=[lambda body, _: got.append(body)]):
+        for each in ("one", "two", "three"):
+            publish(publisher, each, delay=1)
+            drain_until(consumer, partial(got.__contains__, each))
+        workers(connect())._broadcast("ping")  # noqa: SLF001 - as Celery's control does
+        assert asked == [consumer.connection.delay_mechanism.amendments]
+
+        publish(publisher, "gone", delay=2000)
+        if news == "a generation":
+            publish(publisher, "last", delay=2000, **{REPLACES: "gone"})
+        else:
+            workers(connect())._broadcast("revoke", {"task_id": "gone"})  # noqa: SLF001
+            publish(publisher, "last", delay=2000)
+            # By the number of broadcasts that came.
+            drain_until(hearing, lambda: stream._heard[asked[0]._streams_of])  # noqa: SLF001
+        drain_until(consumer, lambda: "last" in got)
+
+    assert len(asked) == 2
+    assert "gone" not in got or news == "a generation"
 
 
 def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
@@ -1403,41 +1448,3 @@ def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connec
         return got
 
     assert wait_until(consumed)
-
-
-def test_a_stream_that_is_made_again_gets_what_still_waits_on_the_ladder(
-    consumer, forgetful, publisher, collect
-):
-    ride("cancelled", 12, forgetful)
-    publisher.default_channel.queue_delete("kbd.v2.amendments.ids")
-    cancel("another", connection=publisher)
-    wait_until(lambda: records_in_stream(publisher) == 2)
-
-    publish(publisher, "cancelled")
-    publish(publisher, "kept")
-    assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
-
-
-@pytest.mark.usefixtures("consumer")
-def test_a_stream_that_exists_keeps_its_age_and_its_records(publisher, forgetful):
-    cancel("one", connection=publisher)
-    wait_until(lambda: records_in_stream(publisher))
-    publisher.default_channel.queue_delete("kbd.v2.amendments.keys")
-    publish(forgetful, "two", **{KEY: "k"})
-    assert json.loads(first_record(publisher).body)["cancel"] == ["one"]
-
-
-def test_a_task_of_another_ladder_is_cancelled_though_the_streams_are_newer(
-    consumer, connect, publisher, monkeypatch
-):
-    """As one of Celery's own ladder: when the consumer began, there were no streams."""
-    got: list[Any] = []
-    with consumer.Consumer([QUEUE], callbacks=[lambda body, _: got.append(body)]):
-        monkeypatch.setattr(stream, "_LOOK_EVERY", 0.0)
-        cancel("cancelled", connection=publisher)
-        with connect("amqp").Producer() as producer:
-            for name in ("cancelled", "kept"):
-                headers = {"task": "t", "id": name, "eta": "2020-01-01T00:00:00Z"}
-                producer.publish(name, routing_key="mail", headers=headers)
-        drain_until(consumer, lambda: "kept" in got)
-    assert got == ["kept"]
