@@ -18,7 +18,7 @@ from kombu_binary_delay.mechanism import mechanism_of, without_transport
 from kombu_binary_delay.model.address import Destination, route
 from kombu_binary_delay.model.delay import X_DELAY, keep_due
 from kombu_binary_delay.model.envelope import HEADERS, further_keys, wrap
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.foreign import ladder_of_name
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
@@ -270,7 +270,7 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
         whose messages have another destination.
     """
     if isinstance(what, str):
-        if parking_of(what) or any(each.owns(what) for each in FOREIGN_LADDERS.values()):
+        if parking_of(what) or ladder_of_name(what):
             raise OperationError(
                 f"the queue {what!r} is a part of a ladder, and not the destination of its "
                 f"messages; name that ladder instead, or redrive what is parked"
@@ -284,9 +284,11 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
     found = tuple(each for ladder in ladders for each in sources(ladder, snapshot.queues))
     if not found:
         names = ", ".join(each.prefix for each in ladders)
+        others = sorted({each.prefix for each in map(ladder_of_name, snapshot.queues) if each})
         raise OperationError(
             f"there is no queue of the ladder {names} in this virtual host; 'status' lists the "
-            f"ladders"
+            f"ladders of the namespace"
+            + (f", and of other systems there are: {', '.join(others)}" if others else "")
         )
     return found
 

@@ -18,7 +18,7 @@ from kombu_binary_delay.compat.urls import check_url, for_kombus_transport
 from kombu_binary_delay.draining import PATIENT
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.journal import stream_part
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS, ladder_of_name
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
@@ -266,9 +266,9 @@ class Target:
         """Return the topology of a named ladder, or of the settings."""
         if ladder is None:
             return self.settings.topology()
-        for name, other in FOREIGN_LADDERS.items():
-            if ladder in (name, other.prefix):
-                return other
+        other = FOREIGN_LADDERS.get(ladder) or ladder_of_name(f"{ladder}delivery")
+        if other is not None:
+            return other
         for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
             found = topology_of_name(f"{name}.")
             if found is not None and found.prefix == name:

@@ -22,7 +22,8 @@ _from_ladder = click.option(
     "--from",
     "ladder",
     metavar="LADDER",
-    help="The ladder to empty, as 'status' names it, or shorter: 250ms-2x30, celery, nservicebus.",
+    help="The ladder to empty, as 'status' names it, or shorter: 250ms-2x30, celery, nservicebus; "
+    "or Celery's with a prefix: shop_celery_delayed_.",
 )
 _from_queue = click.option(
     "--from-queue",

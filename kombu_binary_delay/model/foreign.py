@@ -8,6 +8,9 @@ Its key has 28 digits, the *highest first*, with leading zeros, and then the add
 queue or, for Celery, a routing key. It has no parking queue, does not know exchanges, and binds
 ``#.<address>``, so a message for ``a.b`` also reaches the address ``b``.
 
+Since Kombu 5.7, the names of Celery's ladder can have a prefix. :func:`ladder_of_name` finds the
+ladder by the exact name of a part: a user's queue ``celery_delayed_emails`` is no part of one.
+
 Sources: NServiceBus.Transport.RabbitMQ, ``DelayInfrastructure``, in its versions before and since
 8; Kombu, ``kombu.transport.native_delayed_delivery``.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kombu_binary_delay.errors import AddressError
 
@@ -35,7 +38,8 @@ class ForeignLadder(Topology):
     """Another system's ladder. The constants of this module are its instances.
 
     :param namespace: the prefix of all its names.
-    :param level: the name of a level's exchange and of its queue, with the level's number.
+    :param level: what follows the prefix in the name of a level's exchange and queue, with the
+        level's number.
     :param arguments: of each level's queue, in addition to its TTL and dead-letter exchange.
     :param enters_at_top: whether messages of any delay enter at the highest level.
     :param seconds_header: see :attr:`delay_header`.
@@ -71,15 +75,20 @@ class ForeignLadder(Topology):
 
     def level_name(self, level: int) -> str:
         """Return the name of a level's exchange and queue; -1 is the delivery exchange."""
-        return self.level.format(level) if level >= 0 else self.delivery
+        return self.namespace + self.level.format(level) if level >= 0 else self.delivery
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all its exchanges, which are those of its queues, too."""
+        return frozenset(exchange.name for exchange in self.whole.exchanges)
 
     def owns(self, name: object) -> bool:
         """Whether an exchange or queue is a part of this ladder."""
-        return isinstance(name, str) and name.startswith(self.namespace)
+        return name in self.names
 
     def is_named_in(self, text: str) -> bool:
         """Whether an error text of the broker is about this ladder."""
-        return f"'{self.namespace}" in text
+        return any(f"'{name}'" in text for name in self.names)
 
     @cached_property
     def base(self) -> Part:
@@ -182,7 +191,7 @@ _SECONDS = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 #: NServiceBus.Transport.RabbitMQ 8 and later.
 NSERVICEBUS = ForeignLadder(
     namespace="nsb.v2.delay-",
-    level="nsb.v2.delay-level-{:02d}",
+    level="level-{:02d}",
     arguments=_AT_LEAST_ONCE,
     seconds_header=_SECONDS,
 )
@@ -190,17 +199,31 @@ NSERVICEBUS = ForeignLadder(
 NSERVICEBUS_V1 = ForeignLadder(
     namespace="nsb.delay-",
     queue_type="classic",
-    level="nsb.delay-level-{:02d}",
+    level="level-{:02d}",
     arguments=(("x-queue-mode", "lazy"),),
     seconds_header=_SECONDS,
 )
-#: Celery's native delayed delivery, Celery 5.5 and later.
-CELERY = ForeignLadder(
-    namespace="celery_delayed_",
-    level="celery_delayed_{}",
-    arguments=_AT_LEAST_ONCE,
-    enters_at_top=True,
-)
+_CELERY = "celery_delayed_"
+_PREFIXED = re.compile(rf"(.+)_{_CELERY}(?:[0-9]+|delivery)", re.ASCII | re.DOTALL)
+
+
+# Few prefixes are in use, and any user may invent more.
+@lru_cache(maxsize=16)
+def celery(prefix: str = "") -> ForeignLadder:
+    """Return Celery's native ladder, of Celery 5.5 and later.
+
+    :param prefix: as for Kombu's functions; its names then begin with it and an underscore.
+    """
+    return ForeignLadder(
+        namespace=f"{prefix}_{_CELERY}" if prefix else _CELERY,
+        level="{}",
+        arguments=_AT_LEAST_ONCE,
+        enters_at_top=True,
+    )
+
+
+#: Celery's native ladder, without a prefix.
+CELERY = celery()
 
 #: By the names that the setting ``foreign_ladder`` takes.
 FOREIGN_LADDERS = {
@@ -208,3 +231,12 @@ FOREIGN_LADDERS = {
     "nservicebus-v1": NSERVICEBUS_V1,
     "celery": CELERY,
 }
+_BY_NAME = {name: each for each in FOREIGN_LADDERS.values() for name in each.names}
+
+
+def ladder_of_name(name: str) -> ForeignLadder | None:
+    """Return the other system's ladder that has an exchange or queue of this name, or None."""
+    found = _BY_NAME.get(name)
+    if found is None and (prefixed := _PREFIXED.fullmatch(name)):
+        found = celery(prefixed[1])
+    return found if found and found.owns(name) else None

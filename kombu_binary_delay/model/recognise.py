@@ -6,7 +6,7 @@ import re
 
 from kombu_binary_delay.errors import LadderError
 
-from .foreign import FOREIGN_LADDERS, ForeignLadder
+from .foreign import ladder_of_name
 from .ladder import Ladder
 from .topology import VERSION, Topology
 
@@ -20,9 +20,6 @@ _DELIVERY_SIDE = re.compile(
     r"([\w-]+\.v[0-9]+(?:-classic)?)\.(?:delivery|to-queues|parking|poison|(?:mirror|relay-to-[a-z]+)\..*)",
     re.ASCII | re.DOTALL,
 )
-_BY_EXCHANGE: dict[str, ForeignLadder] = {
-    exchange.name: each for each in FOREIGN_LADDERS.values() for exchange in each.whole.exchanges
-}
 
 
 def topology_of_name(name: str) -> Topology | None:
@@ -49,7 +46,7 @@ def ladder_of_exchange(exchange: str, ours: Topology) -> Topology | None:
     :returns: ``ours`` for every ladder of its namespace; another system's ladder; or
         None if the exchange belongs to no ladder.
     """
-    return ours if ours.owns(exchange) else _BY_EXCHANGE.get(exchange)
+    return ours if ours.owns(exchange) else ladder_of_name(exchange)
 
 
 def parking_of(name: str) -> str | None:

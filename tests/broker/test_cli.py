@@ -586,6 +586,7 @@ COUNTED = ["status", "--destinations", "--source", "journal", "--ladder"]
         (["migrate", "--from-queue", "kbd.v2.parking"], 2, "redrive what is parked"),
         (["migrate", "--from-queue", "kbd.v2.poison"], 2, "is a part of a ladder"),
         (["migrate", "--from-queue", "celery_delayed_5"], 2, "is a part of a ladder"),
+        (["migrate", "--from", "shop_celery_delayed_"], 2, "no queue of the ladder shop_celery_"),
         (["redrive"], 2, "there is no parking queue"),
         ([*COUNTED, "nservicebus"], 2, "of which nsb.v2.delay- is none; give --foreign-ladder n"),
         ([*COUNTED, "shop.v2-125ms-2x31"], 2, "of the settings, of which shop.v2-125ms-2x31 is n"),

@@ -45,7 +45,7 @@ from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.model.foreign import FOREIGN_LADDERS, celery
 from tests.waits import attempts, wait_until
 
 #: In milliseconds, of which no test sees the end.
@@ -728,11 +728,14 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
 
 def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, operator):
     plain = operator.plain
+    # Kombu has it since 5.7.
+    prefix = {"prefix": "shop"} if hasattr(native, "_celery_delayed_delivery_exchange") else {}
+    ladder = celery(**prefix)
     with plain() as client:
-        native.declare_native_delayed_delivery_exchanges_and_queues(client, "quorum")
+        native.declare_native_delayed_delivery_exchanges_and_queues(client, "quorum", **prefix)
         queue = Queue("tasks", Exchange("tasks", "topic"), "tasks.new")(client.channel())
         queue.declare()
-        native.bind_queue_to_native_delayed_delivery_exchange(client, queue)
+        native.bind_queue_to_native_delayed_delivery_exchange(client, queue, **prefix)
         # The exchange of tasks leads to it by our ladder as well, from the first look at it on.
         reader = connect(confirm_publish=True, binary_delay=TALL)
         bound = queue(reader.default_channel)
@@ -743,12 +746,12 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
         with plain() as client:
             client.Producer().publish(
                 "task",
-                exchange="celery_delayed_27",
+                exchange=native.level_name(27, **prefix),
                 routing_key=native.calculate_routing_key(attempt.delay // 1000, "tasks.new"),
                 headers={"task": "t", "id": "1", "eta": due.isoformat()},
             )
 
-        done = operator.migrate(FOREIGN_LADDERS["celery"], tall, **TALL)
+        done = operator.migrate(ladder, tall, **TALL)
         attempt.end()
 
         (arrival,) = collect(reader, [queue], 1, timeout=attempt.limit)
@@ -762,9 +765,9 @@ def test_celerys_native_ladder_is_emptied_into_ours(connect, collect, tall, oper
 @pytest.fixture
 def celerys(operator, small):
     """Celery's native ladder, and a way to publish to it as its programs do."""
-    celery = FOREIGN_LADDERS["celery"]
+    ladder = FOREIGN_LADDERS["celery"]
     with operator.plain() as client:
-        create(client, celery, celery.whole)
+        create(client, ladder, ladder.whole)
 
     def delay(*keys):
         with operator.plain() as client:
@@ -843,18 +846,18 @@ def test_a_messages_own_expiration_makes_it_no_earlier_on_another_systems_ladder
 
 
 def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, operator, celerys):
-    celery = FOREIGN_LADDERS["celery"]
+    ladder = FOREIGN_LADDERS["celery"]
     lead(vhost.url, "tasks", "new")
     celerys("new")
     other = broker.vhost()
     try:
         there = partial(Connection, other.url)
         with there() as client:
-            create(client, celery, celery.whole)
+            create(client, ladder, ladder.whole)
             api = Management.of(client, broker.management_url)
-        left = migrate(operator.plain, there, operator.management, celery, celery, there=api)
+        left = migrate(operator.plain, there, operator.management, ladder, ladder, there=api)
         lead(other.url, "tasks", "new")
-        moved = migrate(operator.plain, there, operator.management, celery, celery, there=api)
+        moved = migrate(operator.plain, there, operator.management, ladder, ladder, there=api)
     finally:
         other.delete()
 
@@ -862,7 +865,7 @@ def test_whether_another_brokers_ladder_leads_on_is_asked_there(broker, vhost, o
 
 
 def test_what_another_systems_ladder_would_drop_stays(connect, vhost, tall, operator):
-    celery = FOREIGN_LADDERS["celery"]
+    ladder = FOREIGN_LADDERS["celery"]
     connection = connect(confirm_publish=True, binary_delay=TALL)
     exchange = Exchange("events", "direct")
     Queue("mail", exchange, "mail")(connection.channel()).declare()
@@ -871,8 +874,8 @@ def test_what_another_systems_ladder_would_drop_stays(connect, vhost, tall, oper
     publish(connection, "gone", HOUR)
     publish(connection, "mail", HOUR, exchange="events")
     with operator.plain() as client:
-        create(client, celery, celery.whole)
-        done = migrate(operator.plain, operator.plain, operator.management, tall, celery)
+        create(client, ladder, ladder.whole)
+        done = migrate(operator.plain, operator.plain, operator.management, tall, ladder)
 
     assert (done.moved, done.left) == (1, 2)
     assert any("leads to no queue for 'gone'" in reason for reason in done.reasons)
@@ -891,12 +894,12 @@ def test_what_cannot_be_moved_keeps_its_address_at_a_low_delivery_limit(
     publish(connection, "mail", HOUR, exchange="events", mine=1)
     allow(3)
 
-    celery = FOREIGN_LADDERS["celery"]
+    ladder = FOREIGN_LADDERS["celery"]
     with operator.plain() as client:
-        create(client, celery, celery.whole)
+        create(client, ladder, ladder.whole)
     for _ in range(6):
         wait_until(lambda: waiting(vhost, tall))
-        done = migrate(operator.plain, operator.plain, operator.management, tall, celery)
+        done = migrate(operator.plain, operator.plain, operator.management, tall, ladder)
 
     assert (done.moved, done.left) == (0, 1)
     (name,) = wait_until(lambda: waiting(vhost, tall))
@@ -1094,8 +1097,10 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     connect, collect, tall, operator
 ):
     plain = operator.plain
+    # One of Celery's ladder is named alike.
+    name = "celery_delayed_emails"
     connection = connect(confirm_publish=True, binary_delay=TALL)
-    queue, other = (Queue(name)(connection.channel()) for name in ("tasks", "other"))
+    queue, other = (Queue(name)(connection.channel()) for name in (name, "other"))
     for each in (queue, other):
         each.declare()
     for attempt in attempts(*RESTS):
@@ -1103,14 +1108,14 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
         due = datetime.fromtimestamp(attempt.due, UTC)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
-            for name, eta in etas.items():
+            for each, eta in etas.items():
                 client.Producer().publish(
-                    name,
-                    routing_key="tasks",
-                    headers={"task": "t", "id": name, "eta": eta, "CC": ["other"]},
+                    each,
+                    routing_key=name,
+                    headers={"task": "t", "id": each, "eta": eta, "CC": ["other"]},
                 )
 
-        done = operator.migrate("tasks", tall, **TALL)
+        done = operator.migrate(name, tall, **TALL)
         attempt.end()
 
         arrivals = collect(connect("amqp"), [queue], 3, timeout=attempt.limit)

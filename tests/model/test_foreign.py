@@ -9,6 +9,8 @@ from kombu_binary_delay.model.foreign import (
     FOREIGN_LADDERS,
     NSERVICEBUS,
     NSERVICEBUS_V1,
+    celery,
+    ladder_of_name,
 )
 from kombu_binary_delay.model.parts import Binding
 from kombu_binary_delay.model.recognise import ladder_of_exchange
@@ -91,10 +93,41 @@ def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, se
 
 @pytest.mark.parametrize(
     "exchange",
-    ["", "orders", "celery_delayed_28", "celery_delayed_x", "kbd.v3.delivery", "nsb.delay-"],
+    [
+        "",
+        "orders",
+        "celery_delayed_28",
+        "celery_delayed_03",
+        "celery_delayed_emails",
+        "shop_celery_delayed_emails",
+        "shop_celery_delayed_28",
+        "_celery_delayed_3",
+        "celery_delayed_delivery_log",
+        "kbd.v3.delivery",
+        "nsb.delay-",
+        "nsb.v2.delay-level-3",
+    ],
 )
 def test_an_exchange_of_the_users_is_no_ladders(exchange):
     assert ladder_of_exchange(exchange, Topology()) is None
+    assert not any(each.owns(exchange) for each in FOREIGN_LADDERS.values())
+    assert not CELERY.is_named_in(f"no access to exchange '{exchange}' in vhost '/'")
+
+
+@pytest.mark.parametrize("prefix", ["", "shop", "a_celery_delayed", "{}", "two\nlines"])
+def test_celerys_ladder_is_known_by_the_names_that_kombu_gives_it_with_any_prefix(prefix, native):
+    if prefix and not hasattr(native, "_celery_delayed_delivery_exchange"):
+        pytest.skip("Kombu before 5.7 has no prefix")
+    more = (prefix,) if prefix else ()
+    levels = [native.level_name(level, *more) for level in range(28)]
+    delivery = f"{prefix}_celery_delayed_delivery" if prefix else "celery_delayed_delivery"
+
+    ladder = celery(prefix)
+
+    assert [ladder.level_name(level) for level in range(-1, 28)] == [delivery, *levels]
+    assert {ladder_of_name(each) for each in (delivery, *levels)} == {ladder}
+    assert {each.name for each in ladder.whole.queues} == set(levels)
+    assert ladder.is_named_in(f"no access to exchange '{levels[0]}' in vhost '/'")
 
 
 @pytest.mark.parametrize("ladder", FOREIGN_LADDERS.values())

@@ -285,7 +285,9 @@ class NodeWaiters:
         )
 
     def _is_level(self, name: str) -> bool:
-        return isinstance(self._topology, ForeignLadder) or topology_of_name(name) is not None
+        if isinstance(self._topology, ForeignLadder):
+            return self._topology.owns(name)
+        return topology_of_name(name) is not None
 
     def _levels(self, types: Mapping[str, str]) -> list[Source]:
         ladders: set[Topology] = {self._topology}
