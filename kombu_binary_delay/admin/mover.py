@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,8 +45,6 @@ _MAX_IDLE = 10  # times that it was quiet, though the queue was not empty, befor
 _CONSUMER = "kombu-binary-delay"
 #: RabbitMQ lets nobody declare a queue of such a name.
 _NO_QUEUE = "amq.no-queue"
-#: A channel has at most 32 outstanding commands to a quorum queue, and keeps the others.
-_ACKS, _ACKS_PAUSE = 32, 0.01  # seconds
 
 #: Returns how to publish a message again to where it came from, and its count; or None.
 Requeue = Callable[[Any, str], "Send | None"]
@@ -344,8 +341,6 @@ class Mover:
     def _stay(self, message: Any, count: str) -> None:
         self.counts[count] += 1
         self._kept += 1
-        if self._acks is not None:
-            self._acks.keep(message.delivery_tag)
 
     @contextmanager
     def _reachable(self, batch: PublishBatch) -> Iterator[None]:
@@ -482,7 +477,7 @@ class _Consumer:
                 with within(self._connection, _ANSWER):
                     self._cancel()
             finally:
-                self.acks.finish()
+                self.acks.send()
             with within(self._connection, _ANSWER):
                 self._channel.close()
         except (OSError, amqp.AMQPError):
@@ -500,54 +495,44 @@ class _Consumer:
 
 
 class Acks:
-    """Acknowledges many messages with few commands.
+    """Acknowledges messages in transactions.
 
-    :param channel: the channel of the deliveries.
+    A commit is answered after the acknowledgements, and is one command to a quorum queue: a channel
+    sends such a queue at most 32 commands ahead, keeps the others, and drops them when it closes.
+
+    :param channel: the channel of the deliveries; it then only counts what is committed.
     """
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._tags: set[int] = set()
-        self._upto = 0
-        self._first_kept = float("inf")
-        self._last_single = float("-inf")
+        self._tags: list[int] = []
+        self._is_begun = self._is_gone = False
+        channel.tx_select()
 
     def add(self, tag: int) -> None:
         """Acknowledge a message with the next :meth:`send`."""
-        self._tags.add(tag)
-
-    def keep(self, tag: int) -> None:
-        """Leave a message unacknowledged; later ones then need an acknowledgement each."""
-        self._first_kept = min(self._first_kept, tag)
+        if not self._is_gone:
+            self._tags.append(tag)
 
     def forget(self) -> None:
-        """Drop all acknowledgements: the queue is gone."""
+        """Drop all acknowledgements, also later ones: the queue is gone."""
+        self._is_gone, self._is_begun = True, False
         self._tags.clear()
 
     def send(self) -> None:
-        """Acknowledge by one command where possible, and one by one behind a message that stays."""
-        upto = self._upto
-        while upto + 1 in self._tags:
-            upto += 1
-            self._tags.remove(upto)
-        if upto > self._upto:
-            self._channel.basic_ack(upto, multiple=True)
-            self._upto = upto
-        self._send_singly([tag for tag in self._tags if tag > self._first_kept])
+        """Acknowledge, and wait until the broker has done so.
 
-    def finish(self) -> None:
-        """Acknowledge all and wait: a channel that is closed drops commands it still keeps."""
-        self.send()
-        self._send_singly(list(self._tags))
-        time.sleep(max(self._last_single + 1 - time.monotonic(), 0))
-
-    def _send_singly(self, tags: list[int]) -> None:
-        for count, tag in enumerate(sorted(tags), start=1):
-            self._channel.basic_ack(tag)
-            self._last_single = time.monotonic()
-            if count % _ACKS == 0:
-                time.sleep(_ACKS_PAUSE)
-        self._tags.difference_update(tags)
+        :raises TimeoutError: if it does not answer.
+        """
+        if not (self._tags or self._is_begun):
+            return
+        with within(self._channel.connection, PATIENCE):
+            # After an interrupt, the next call goes on.
+            self._is_begun = True
+            while self._tags:
+                self._channel.basic_ack(self._tags.pop())
+            self._channel.tx_commit()
+            self._is_begun = False
 
 
 def max_deliveries(queue: str, row: Row) -> int:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -18,12 +19,14 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import amqp
 import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.transport import native_delayed_delivery as native
 
+from dev.faults.proxy import Proxy
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
     IncompleteError,
@@ -46,7 +49,7 @@ from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.foreign import FOREIGN_LADDERS, celery
-from tests.waits import attempts, wait_until
+from tests.waits import PATIENCE, attempts, wait_until
 
 #: In milliseconds, of which no test sees the end.
 HOUR = 3_600_000
@@ -1611,6 +1614,36 @@ def test_nothing_is_moved_to_a_ladder_of_ours_by_a_transport_that_does_not_delay
     with pytest.raises(OperationError, match="without the transport kombu_binary_delay:Transport"):
         migrate(plain, plain, management, small, tall)
     assert plan(connection, Snapshot.read(management), small).messages == 1
+
+
+def test_acknowledgements_count_however_late_and_close_together_they_arrive(vhost, small):
+    rest = Queue("q", queue_arguments={"x-queue-type": small.queue_type})
+    with Connection(vhost.url) as connection:
+        rest(connection.default_channel).declare()
+        for number in range(100):
+            connection.Producer().publish(number, routing_key="q")
+        wait_until(lambda: vhost.waiting("q") == {"q": 100})
+    taken = []
+    with (
+        Proxy(urlsplit(vhost.url).port or 5672) as proxy,
+        Connection(proxy.through(vhost.url)) as connection,
+    ):
+        channel = amqp.Channel(connection.connection)
+        channel.open()
+        acks = mover.Acks(channel)
+        channel.basic_consume("q", "t", callback=taken.append)
+        while len(taken) < 100:
+            connection.drain_events(timeout=PATIENCE)
+        channel.basic_cancel("t")
+        for message in taken[1:]:
+            acks.add(message.delivery_tag)
+        # In less time than that, they were believed to have arrived.
+        proxy.hold()
+        threading.Timer(2, proxy.reads.set).start()
+        acks.send()
+        channel.close()
+
+    wait_until(lambda: vhost.waiting("q") == {"q": 1})
 
 
 def test_a_queue_that_does_not_exist_is_named(small, operator):
