@@ -21,6 +21,7 @@ from amqp import spec
 
 from .header_frames import HEADER_FRAME, Frame, find_headers
 from .model.envelope import HEADERS, OFFSET
+from .model.returns import RETURNS
 
 #: In a header frame, where the body's size begins and where the property flags do.
 _SIZE, _FLAGS = 4, 12
@@ -31,6 +32,8 @@ _HEADERS_ONLY = b"\x20\0"
 #: No publisher can guess the names of the headers in which the bytes reach :func:`undecodable`.
 _SECRET = secrets.token_hex(8)
 _WHY, _PROPERTIES, _KEY = (f"{_SECRET}-{each}" for each in ("why", "properties", "key"))
+#: The headers that RabbitMQ writes when it delivers a message; their values are numbers.
+_BROKERS = frozenset((OFFSET.encode(), RETURNS.encode()))
 #: At most so many characters of an error: it can quote the value.
 _LONGEST = 200
 #: How much deeper than by :func:`_why_not` a header can be decoded elsewhere, in calls.
@@ -57,8 +60,8 @@ class Undecodable:
 def take_undecodable(channel: Any) -> None:
     """Make a channel of py-amqp get messages that cannot be decoded, too.
 
-    Such a message has no properties but the offset of a stream. If its routing key cannot be
-    decoded, that is empty.
+    Such a message has no properties but the offset of a stream, and how often it was returned to a
+    quorum queue. If its routing key cannot be decoded, that is empty.
     """
     connection = channel.connection
     channel.takes_undecodable = True
@@ -76,6 +79,22 @@ def undecodable(message: Any) -> Undecodable | None:
         return None
     why: bytes = headers[_WHY]
     return Undecodable(why.decode(), headers[_PROPERTIES], headers[_KEY])
+
+
+class RawProperties(dict[str, Any]):
+    """The properties of a message to publish that are written as bytes.
+
+    :param raw: the property flags and the properties, as in a header frame.
+    :param known: those of the values that somebody may have to read.
+    """
+
+    def __init__(self, raw: bytes, **known: Any) -> None:
+        super().__init__(known)
+        self.raw = raw
+
+    def copy(self) -> RawProperties:
+        """Return a copy, with the same bytes."""
+        return RawProperties(self.raw, **self)
 
 
 def decode(payload: bytes) -> Any:
@@ -185,17 +204,17 @@ def _replacement(payload: bytes, why: str, key: bytes = b"") -> bytes:
         b"%c%bx%b%b" % (len(name), name.encode(), len(value).to_bytes(4, "big"), value)
         for name, value in values.items()
     ]
-    table = b"".join((*fields, _offset(payload)))
+    table = b"".join((*fields, *_brokers_own(payload)))
     return b"".join((payload[:_FLAGS], _HEADERS_ONLY, len(table).to_bytes(4, "big"), table))
 
 
-def _offset(payload: bytes) -> bytes:
-    """Return the field with a record's offset in its stream; empty if there is none."""
+def _brokers_own(payload: bytes) -> list[bytes]:
+    """Return the fields of the headers that RabbitMQ has written at this delivery."""
+    fields = []
     # What comes from a stream was encoded by RabbitMQ. Anything else can end anywhere.
     with suppress(IndexError, struct.error):
-        found = find_headers(payload, frozenset([OFFSET.encode()]))
-        for begin, value, stop in found.values():
+        for begin, value, stop in find_headers(payload, _BROKERS).values():
             # As RabbitMQ writes it: a long.
             if payload[value : value + 1] == b"l" and stop == value + 9 <= len(payload):
-                return payload[begin:stop]
-    return b""
+                fields.append(payload[begin:stop])
+    return fields

@@ -15,7 +15,7 @@ from .management import Management
 from .migrate import Migration, Plan, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
-from .redrive import Parked, Redrive, Refill, redrive, refill
+from .redrive import Parked, Redrive, Refill, parked, redrive, refill
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
@@ -89,6 +89,7 @@ __all__ = [
     "has_journal",
     "judge_of",
     "migrate",
+    "parked",
     "plan",
     "prune",
     "ready",

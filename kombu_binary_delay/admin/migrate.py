@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,14 +26,16 @@ from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.simulate import matches_topic
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.received import copy_of
+from kombu_binary_delay.undecodable import undecodable
 
 from .create import create
 from .delivery import known
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .mover import Done, Keep, Mover, Send, as_new, max_deliveries
+from .mover import Done, Keep, Mover, Send, as_new, key_of, max_deliveries, why_undecodable
 from .probe import Probe, cluster_name, ready
 from .progress import Progress, ignore
+from .raw import raw_copy
 from .reading import (
     UNREADABLE_ERRORS,
     Reading,
@@ -208,7 +211,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
             if isinstance(what, str):
                 break
         mover.close()
-    counts = mover.counts
+    counts, reasons = mover.counts, mover.reasons + sorter.undecodable
     unreached = _left_at_the_end([each.name for each in queues], management)
     return Migration(
         counts["moved"],
@@ -216,7 +219,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         counts["left"],
         counts["poison"],
         poison,
-        (*unreached, *(reason for reason, _ in mover.reasons.most_common(5))),
+        (*unreached, *(reason for reason, _ in reasons.most_common(5))),
         time.monotonic() - begun,
     )
 
@@ -296,10 +299,12 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
 def _requeue(source: Source, message: Any, count: str) -> Send | None:
     """Return how to publish a message again to where it was taken from."""
     if source.topology is None:
-        again = as_new(message)
         # To this queue only, as in read().
-        again.properties[HEADERS].pop("CC", None)
-        return Send(again, "", source.name, count)
+        return Send(as_new(message, "CC"), "", source.name, count)
+    if why_undecodable(message, source.name):
+        # The poison queue has not taken it. It waits the whole wait of this queue again.
+        exchange = message.delivery_info["exchange"]
+        return Send(as_new(message), exchange, key_of(message), "again", mandatory=True)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
     exchange = message.delivery_info["exchange"]
     found = put_back(source, key, as_new(message).properties, now, exchange)
@@ -333,6 +338,8 @@ class _Sorter:
         self._taking, self._asking, self._probe, self._exchange = taking, asking, probe, exchange
         self._has_poison = self._is_closed = False
         self._bound: set[str] = set()
+        #: The messages that cannot be decoded, which are in the poison queue.
+        self.undecodable: Counter[str] = Counter()
         self._exchange_of = lru_cache(maxsize=1024)(self._ask_bindings)
 
     def begin_round(self) -> None:
@@ -344,21 +351,26 @@ class _Sorter:
     ) -> Send | Keep | Done:
         now = time.time_ns() // 1_000_000
         key = message.delivery_info["routing_key"]
+        if why := why_undecodable(message, source.name):
+            if source.topology is None:
+                return Keep("left", why)
+            self.undecodable[why] += 1
+            return self._poisoned(source, message, why)
         try:
             found = read(source, key, message.properties, now, self._exchange_of)
+            if found is None:
+                return Keep("kept")
+            record = self._amendment(source, message, found)
+            if source.topology is not None:
+                keep_due(found.properties[HEADERS], found.due)
         except UNREADABLE_ERRORS as exc:
-            return self._poisoned(source, message, key, exc)
-        if found is None:
-            return Keep("kept")
-        record = self._amendment(source, message, found)
+            return self._poisoned(source, message, str(exc) or repr(exc))
         if isinstance(record, Cancel):
             return self._amend(record, found.due)
         if record is not None:
             return record
         found.properties[HEADERS].pop(RETURNS, None)
         left = remaining(found.due, now)
-        if source.topology is not None:
-            keep_due(found.properties[HEADERS], found.due)
         if self._to.mirrors:
             # At least one tick: a message that is already due also takes the ladder.
             found.properties[HEADERS][X_DELAY] = max(left, 1)
@@ -487,17 +499,30 @@ class _Sorter:
             )
         return ""
 
-    def _poisoned(self, source: Source, message: Any, key: str, why: Exception) -> Send:
+    def _poisoned(self, source: Source, message: Any, why: str) -> Send:
         if not self._has_poison:
             part = Part(queues=(Queue(self._poison, (("x-queue-type", self._to.queue_type),)),))
             create(self._taking, self._to, part)
             self._has_poison = True
+        key = key_of(message)
+        if isinstance(key, bytes):
+            key = key.decode(errors="backslashreplace")
+        noted: dict[str, Any] = {"queue": source.name, "key": key, "why": why}
+        # These would copy it to other queues, and drop it before somebody looks at it.
+        without = ("CC", "expiration")
+        if odd := undecodable(message):
+            largest = self._taking.connection.frame_max
+            again = raw_copy(
+                message.body,
+                odd.properties,
+                without=(RETURNS, *without),
+                note=(POISON_HEADER, noted),
+                largest=largest,
+            )
+            return Send(again, "", self._poison, "poison", aside=True)
         again = as_new(message)
         headers = again.properties[HEADERS]
-        noted: dict[str, Any] = {"queue": source.name, "key": key}
-        noted["why"] = str(why) or repr(why)
-        # These would copy it to other queues, and drop it before somebody looks at it.
-        for name, place in (("CC", headers), ("expiration", again.properties)):
+        for name, place in zip(without, (headers, again.properties), strict=True):
             if place.get(name) is not None:
                 noted[name] = place.pop(name)
         headers[POISON_HEADER] = noted

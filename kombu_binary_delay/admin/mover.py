@@ -2,6 +2,10 @@
 
 If it is killed, no message is lost: those that were not acknowledged go back to their queue. Those
 that were confirmed and not yet acknowledged exist twice, with the same message id.
+
+A quorum queue counts what goes back, and drops a message at its delivery limit. So whatever ends a
+run, what has come back often is published to its queue again, as a new message. A message that
+py-amqp cannot decode is moved and published with the bytes that came.
 """
 
 from __future__ import annotations
@@ -15,7 +19,13 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import amqp
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from amqp.exceptions import (
+    AccessRefused,
+    NotFound,
+    PreconditionFailed,
+    RecoverableConnectionError,
+    ResourceLocked,
+)
 
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
 from kombu_binary_delay.draining import drain, within
@@ -24,10 +34,12 @@ from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.model.envelope import HEADERS
 from kombu_binary_delay.model.returns import MOST_RETURNS, RETURNS, returns
 from kombu_binary_delay.received import copy_of
+from kombu_binary_delay.undecodable import take_undecodable, undecodable
 
 from .errors import OperationError, UnreachableError
 from .probe import Probe
 from .progress import Progress, ignore
+from .raw import raw_copy
 from .snapshot import Row, delivery_limit, why_left
 
 #: The most outstanding confirms. More gain nothing, and leave more duplicates after a kill.
@@ -54,6 +66,7 @@ Requeue = Callable[[Any, str], "Send | None"]
 class Send:
     """Publish a message and, after the confirm, remove it from its queue.
 
+    :param routing_key: a string, or bytes that are not UTF-8.
     :param count: the counter to increase.
     :param aside: whether to send it with Kombu's own transport to the broker that it came from.
     :param mandatory: whether it stays in its queue if it cannot be routed.
@@ -61,7 +74,7 @@ class Send:
 
     message: Any
     exchange: str
-    routing_key: str
+    routing_key: Any
     count: str
     aside: bool = False
     mandatory: bool = False
@@ -112,8 +125,6 @@ class Mover:
         self._requeue: Requeue
         self._max_deliveries = MOST_RETURNS
         self._kept = 0
-        #: Whether a message that must stay has come back as often as it may.
-        self._is_worn = False
         self._done = 0
         #: What :func:`refused_user` has returned.
         self._users: dict[tuple[PublishBatch, str], str] = {}
@@ -121,11 +132,15 @@ class Mover:
         self.counts: Counter[str] = Counter()
         #: The reasons why messages could not be sent, and stay where they are.
         self.reasons: Counter[str] = Counter()
+        #: By queue, why a message that has come back as often as is safe has to stay.
+        self._worn: dict[str, str] = {}
+        #: By queue, how many messages could not be sent.
+        self._left: Counter[str] = Counter()
 
     def start_over(self) -> None:
         """Reset the counts of messages that could not be sent, before another attempt."""
         self.counts["left"] = 0
-        self.reasons.clear()
+        self.reasons = Counter(self._worn.values())
 
     def close(self) -> None:
         """Send what is buffered, and close."""
@@ -157,11 +172,15 @@ class Mover:
         :param progress: called now and then with the number of messages that all runs have done.
         :returns: the number of messages that left the queue for another place.
         :raises OperationError: if the queue does not exist, or is in exclusive use.
-        :raises UnreachableError: if a broker went away, or closed the channel.
+        :raises UnreachableError: if a broker went away, takes nothing, or closed the channel.
         """
-        before = self._done
-        self._requeue, self._max_deliveries = requeue, max_deliveries
-        self._is_worn = False
+        before, left = self._done, self.counts["left"]
+        if queue in self._worn:
+            # Each look would bring it nearer to the delivery limit.
+            self.counts["left"] += self._left[queue]
+            return 0
+        self._queue, self._requeue, self._max_deliveries = queue, requeue, max_deliveries
+        self._check_brokers()
         seen = idle = 0
         with self._consumer(queue, progress) as consumer:
             while limit is None or seen < limit:
@@ -171,18 +190,8 @@ class Mover:
                     seen += 1
                     if seen % WINDOW == 0:
                         consumer.acks.send()
-                    self._treat(consumer.taken.popleft(), decide)
-                    if self._is_worn:
-                        break
-                if self._is_worn:
-                    # Each look at what is behind it would bring it nearer to the delivery limit.
-                    ready = consumer.ready()
-                    self.counts["left"] += ready + len(consumer.taken)
-                    self.reasons[
-                        f"a message in {queue!r} has come back as often as is safe, and cannot be "
-                        f"published again: it and what is behind it stay"
-                    ] += 1
-                    break
+                    what = decide(consumer.taken[0])
+                    self._treat(consumer.taken.popleft(), what)
                 if quiet or seen == expected:
                     self._flush()
                     ready = consumer.ready()
@@ -199,7 +208,14 @@ class Mover:
                     consumer.renew()
                     self._kept = 0
                 progress(self._done)
+        self._left[queue] = self.counts["left"] - left
         return self._done - before
+
+    def _check_brokers(self) -> None:
+        """Check that the brokers take messages, before any is taken that would have to go back."""
+        for batch in (self._onward, self._aside):
+            if batch.channel.connection is not None:
+                refused_user(batch.channel.connection)
 
     @contextmanager
     def _consumer(self, queue: str, progress: Progress) -> Iterator[_Consumer]:
@@ -210,14 +226,21 @@ class Mover:
             yield consumer
         finally:
             # Also after an interrupt: messages that were sent must not exist twice.
-            try:
-                self._flush()
-            finally:
-                consumer.close()
-                progress(self._done)
+            with ExitStack() as steps:
+                # The last one is the first. All are done, also after an error.
+                steps.callback(lambda: progress(self._done))
+                steps.callback(consumer.close)
+                steps.callback(self._flush)
+                steps.callback(self._put_back_worn, consumer.taken)
+                steps.callback(consumer.stop)
 
-    def _treat(self, message: Any, decide: Callable[[Any], Decision]) -> None:
-        what = decide(message)
+    def _put_back_worn(self, taken: deque[Any]) -> None:
+        """Publish again what was not decided and may not come back once more."""
+        for message in taken:
+            if self._may_not_come_back(message):
+                self._keep(message, "undecided", "")
+
+    def _treat(self, message: Any, what: Decision) -> None:
         if isinstance(what, Keep):
             self._keep(message, what.count, what.why)
         elif isinstance(what, Done):
@@ -231,16 +254,18 @@ class Mover:
         if why:
             self.reasons[why] += 1
         again = None
-        if returns(message.properties.get(HEADERS)) >= self._max_deliveries:
+        if self._may_not_come_back(message):
             again = self._requeue(message, count)
-            if again is not None and self._refused_user(self._aside, again):
-                again = None
             if again is None:
-                self._is_worn = True
+                self._stay_worn(count, "it has copies that only RabbitMQ knows")
+                return
         if again is None:
-            self._stay(message, count)
+            self._stay(count)
         else:
             self._publish(self._aside, again, message, stays=True)
+
+    def _may_not_come_back(self, message: Any) -> bool:
+        return returns(message.properties.get(HEADERS)) >= self._max_deliveries
 
     def _write(self, tag: int, what: Write) -> None:
         if self._file is None:
@@ -333,12 +358,20 @@ class Mover:
 
     def _failed(self, message: Any, why: str, *, stays: bool) -> None:
         if stays:
-            self.reasons[why] += 1
-            self._stay(message, "left")
+            self._stay_worn("left", why)
         else:
             self._keep(message, "left", why)
 
-    def _stay(self, message: Any, count: str) -> None:
+    def _stay_worn(self, count: str, why: str) -> None:
+        self._worn[self._queue] = (
+            f"a message in {self._queue!r} has come back as often as is safe, and cannot be "
+            f"published again: {why}; raise the queue's delivery-limit by a policy before the next "
+            f"run"
+        )
+        self.reasons[self._worn[self._queue]] += 1
+        self._stay(count)
+
+    def _stay(self, count: str) -> None:
         self.counts[count] += 1
         self._kept += 1
 
@@ -357,13 +390,14 @@ class Mover:
             ) from exc
 
 
-def refused_user(connection: Any, user: str) -> str:
+def refused_user(connection: Any, user: str | None = None) -> str:
     """Return why a broker refuses messages with a ``user_id`` from us; empty if it does not.
 
     RabbitMQ checks it at each publish: https://www.rabbitmq.com/docs/validated-user-id
 
     :param connection: of py-amqp; one message is published on it, which no queue gets.
-    :raises UnreachableError: if the broker does not answer.
+    :param user: None only finds out whether the broker takes messages.
+    :raises UnreachableError: if the broker does not answer, as it is short of memory or disk.
     """
     try:
         with within(connection, PATIENCE):
@@ -371,7 +405,8 @@ def refused_user(connection: Any, user: str) -> str:
     except (OSError, amqp.AMQPError) as exc:
         connection.collect()
         raise UnreachableError(
-            f"the broker went away or does not answer: {exc!r}; run it again"
+            f"the broker went away, or takes no messages within {PATIENCE:g} s: {exc!r}; look for "
+            f"an alarm of its memory or disk, and run it again"
         ) from exc
     if takes:
         return ""
@@ -381,7 +416,7 @@ def refused_user(connection: Any, user: str) -> str:
     )
 
 
-def _takes_user(connection: Any, user: str) -> bool:
+def _takes_user(connection: Any, user: str | None) -> bool:
     channel, takes = amqp.Channel(connection), True
     channel.open()
     try:
@@ -410,7 +445,9 @@ class _Consumer:
         self._queue = queue
         self._channel = amqp.Channel(self._connection, auto_decode=False)
         self._channel.open()
+        take_undecodable(self._channel)
         self._number = 0
+        self._is_consuming = False
         self.acks = Acks(self._channel)
         #: Messages that are not decided yet.
         self.taken: deque[Any] = deque()
@@ -449,6 +486,7 @@ class _Consumer:
         self._channel.basic_qos(0, PREFETCH, False)  # noqa: FBT003 - AMQP's order
         with self._named():
             self._channel.basic_consume(self._queue, self._tag, callback=self.taken.append)
+        self._is_consuming = True
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -468,25 +506,35 @@ class _Consumer:
                 f"the queue {self._queue!r} cannot be read: {exc.reply_text}"
             ) from exc
 
+    def stop(self) -> None:
+        """Take no more messages; what was on its way is then in :attr:`taken`."""
+        if self._channel.is_open:
+            with self._answered():
+                self._cancel()
+
     def close(self) -> None:
         """Close the channel; the messages that were not acknowledged go back to their queue."""
-        if not self._channel.is_open:
-            return
-        try:
-            try:
-                with within(self._connection, _ANSWER):
-                    self._cancel()
-            finally:
-                self.acks.send()
-            with within(self._connection, _ANSWER):
+        if self._channel.is_open:
+            self.acks.send()
+            with self._answered():
                 self._channel.close()
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """End the connection if the broker does not answer in time.
+
+        After an interrupt within a frame, no answer can be read, not even to a close.
+        """
+        try:
+            with within(self._connection, _ANSWER):
+                yield
         except (OSError, amqp.AMQPError):
-            # After an interrupt within a frame, no answer can be read, not even to a close.
             self._connection.collect()
             raise
 
     def _cancel(self) -> None:
-        if self._number:
+        if self._is_consuming:
+            self._is_consuming = False
             self._channel.basic_cancel(self._tag)
 
     @property
@@ -526,6 +574,8 @@ class Acks:
         """
         if not (self._tags or self._is_begun):
             return
+        if self._channel.connection is None:
+            raise RecoverableConnectionError("the connection broke before all were acknowledged")
         with within(self._channel.connection, PATIENCE):
             # After an interrupt, the next call goes on.
             self._is_begun = True
@@ -556,8 +606,29 @@ def max_deliveries(queue: str, row: Row) -> int:
     return MOST_RETURNS if limit is None else max(1, min(MOST_RETURNS, limit // 2))
 
 
-def as_new(message: Any) -> Any:
-    """Return a copy of a message, as if it was never delivered."""
+def as_new(message: Any, *without: str) -> Any:
+    """Return a copy of a message, as if it was never delivered.
+
+    :param without: headers to leave out.
+    """
+    without = (RETURNS, *without)
+    if odd := undecodable(message):
+        return raw_copy(message.body, odd.properties, without=without)
     headers = dict(message.properties.get(HEADERS) or {})
-    headers.pop(RETURNS, None)
+    for name in without:
+        headers.pop(name, None)
     return copy_of(message, {**message.properties, HEADERS: headers})
+
+
+def key_of(message: Any) -> Any:
+    """Return the routing key of a delivered message: a string, or bytes that are not UTF-8."""
+    odd = undecodable(message)
+    return (odd and odd.routing_key) or message.delivery_info["routing_key"]
+
+
+def why_undecodable(message: Any, queue: str) -> str:
+    """Return why a message cannot be decoded, and where it is; empty if it can."""
+    odd = undecodable(message)
+    if odd is None:
+        return ""
+    return f"a message in {queue!r} with the key {key_of(message)!r} cannot be decoded: {odd.why}"

@@ -13,7 +13,7 @@ from kombu_binary_delay.amendments.parts import exchange_name, way_of_records
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, TASK, due_time
-from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried, unwrap
+from kombu_binary_delay.model.envelope import HEADERS, carried, due_in, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
 
@@ -196,7 +196,7 @@ def put_back(
         return ".".join([*reversed(left), way])
 
     if isinstance(headers.get("CC"), list):
-        headers["CC"] = [again(each) for each in headers["CC"]]
+        headers["CC"] = [again(each) if isinstance(each, str) else each for each in headers["CC"]]
     return exchange, again(key), {**properties, HEADERS: headers}
 
 
@@ -206,10 +206,8 @@ def remaining(due: int, now: int) -> int:
 
 
 def _due(headers: Mapping[str, Any]) -> int | None:
-    packed = headers.get(HEADER)
-    due = packed.get("due") if isinstance(packed, dict) else None
     # A worker without the transport sends our header again with a retry, and a newer eta.
-    times = (int(due) if isinstance(due, int) else None, _eta(headers))
+    times = (due_in(headers), _eta(headers))
     return max((each for each in times if each is not None), default=None)
 
 

@@ -20,9 +20,9 @@ from amqp.exceptions import AccessRefused
 
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.errors import TopologyError, UnconfirmedError
+from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried, unwrap
+from kombu_binary_delay.model.envelope import HEADERS, carried, due_in, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
@@ -30,6 +30,7 @@ from kombu_binary_delay.received import copy_of
 
 from .errors import IncompleteError, OperationError, UnreachableError
 from .management import Management
+from .migrate import Plan
 from .mover import (
     PATIENCE,
     Decision,
@@ -38,8 +39,10 @@ from .mover import (
     Send,
     Write,
     as_new,
+    key_of,
     max_deliveries,
     refused_user,
+    why_undecodable,
 )
 from .probe import Probe
 from .progress import Progress, ignore
@@ -99,13 +102,13 @@ def redrive(  # noqa: PLR0913 - which, and where to
     only: Destination | Collection[Destination] | None = None,
     to: Destination | None = None,
     file: IO[str] | None = None,
-    dry_run: bool = False,
     progress: Progress = ignore,
 ) -> Redrive:
     """Send parked messages on; each leaves the parking queue after the broker's confirm.
 
     Messages stay parked if their queue does not exist or they are not due yet. Messages without an
-    address also stay, unless ``to`` or ``file`` is given.
+    address also stay, unless ``to`` or ``file`` is given, and those that cannot be decoded, unless
+    ``to`` is.
 
     :param connect: connects to the broker with Kombu's own transport.
     :param management: to read the parking queue's delivery limit, and whether it has a leader.
@@ -114,7 +117,6 @@ def redrive(  # noqa: PLR0913 - which, and where to
     :param only: take only messages for this destination, or these; an empty one is for no address.
     :param to: send them here instead of to their own destination.
     :param file: write them here, as one line of JSON each, instead of to the broker.
-    :param dry_run: only count; each message is read and goes back.
     :raises OperationError: if there is no parking queue, or ``to`` is a part of a ladder.
     """
     if isinstance(only, Destination):
@@ -126,16 +128,8 @@ def redrive(  # noqa: PLR0913 - which, and where to
         connect() as sending,
         Probe(taking) as probe,
     ):
-        count = probe.ready(topology.parking)
-        if count is None and not probe.has_queue(topology.parking):
-            raise OperationError(
-                f"there is no parking queue {topology.parking!r} in this virtual host; check "
-                f"the virtual host and the namespace"
-            )
-        if to is not None:
-            _refuse_a_ladder(to, probe)
-        file = None if dry_run else file
-        sorter = _Sorter(topology, probe, only, to, dry_run=dry_run, to_file=file is not None)
+        count = _parked(probe, topology, to)
+        sorter = _Sorter(topology, probe, only, to, to_file=file is not None)
         mover = Mover(taking, aside, sending, file)
         if count:
             mover.run(
@@ -152,6 +146,42 @@ def redrive(  # noqa: PLR0913 - which, and where to
     if count is None or _is_unknown(topology.parking, management):
         return replace(done, reasons=(why_left([topology.parking]), *done.reasons))
     return done
+
+
+def parked(
+    connection: Any,
+    topology: Topology,
+    management: Management | None = None,
+    *,
+    to: Destination | None = None,
+) -> Plan:
+    """Count what :func:`redrive` would read; where it is to go is not known.
+
+    Nothing is taken: a quorum queue counts that, and an interrupt could double a message.
+
+    :raises OperationError: as :func:`redrive`.
+    """
+    with Probe(connection) as probe:
+        count = _parked(probe, topology, to)
+    is_known = count is not None and not _is_unknown(topology.parking, management)
+    reasons = () if is_known else (why_left([topology.parking]),)
+    return Plan(((topology.parking, count or 0),), reasons)
+
+
+def _parked(probe: Probe, topology: Topology, to: Destination | None) -> int | None:
+    """Count what is parked; None if that is not known.
+
+    :raises OperationError: if there is no parking queue, or ``to`` is a part of a ladder.
+    """
+    count = probe.ready(topology.parking)
+    if count is None and not probe.has_queue(topology.parking):
+        raise OperationError(
+            f"there is no parking queue {topology.parking!r} in this virtual host; check "
+            f"the virtual host and the namespace"
+        )
+    if to is not None:
+        _refuse_a_ladder(to, probe)
+    return count
 
 
 def _is_unknown(parking: str, management: Management | None) -> bool:
@@ -386,19 +416,18 @@ def _missing(probe: Probe, place: Destination) -> str:
 class _Sorter:
     """Reads parked messages, decides where each goes, and counts."""
 
-    def __init__(  # noqa: PLR0913 - what was asked for
+    def __init__(
         self,
         topology: Topology,
         probe: Probe,
         only: Collection[Destination] | None,
         to: Destination | None,
         *,
-        dry_run: bool,
         to_file: bool,
     ) -> None:
         self._topology = topology
         self._obstacle = cache(partial(_obstacle, probe))
-        self._only, self._to, self._dry_run, self._to_file = only, to, dry_run, to_file
+        self._only, self._to, self._to_file = only, to, to_file
         self._seen: Counter[Destination] = Counter()
 
     def decide(self, message: Any) -> Decision:
@@ -408,8 +437,9 @@ class _Sorter:
             return Keep("kept")
         if self._is_early(message):
             return Keep("left", _NOT_DUE)
-        if self._dry_run:
-            return Keep("kept")
+        why = why_undecodable(message, self._topology.parking)
+        if why and self._to is None:
+            return Keep("left", f"{why}; send it on as it is with --only '' --to QUEUE")
         name = json.dumps([destination.exchange, destination.routing_key])
         if self._to_file:
             return Write(dump(destination, unpacked), name)
@@ -422,11 +452,13 @@ class _Sorter:
 
     def requeue(self, message: Any, count: str) -> Send:
         """Return how to park a message again, with its routing key."""
-        key = message.delivery_info["routing_key"]
-        return Send(as_new(message), self._topology.parking, key, count, mandatory=True)
+        parking = self._topology.parking
+        return Send(as_new(message), parking, key_of(message), count, mandatory=True)
 
     def _read(self, message: Any) -> tuple[Destination, Any]:
         """Return the destination of a message, and the message as it was published."""
+        if why_undecodable(message, ""):
+            return UNREADABLE, as_new(message)
         properties = dict(message.properties)
         headers = properties[HEADERS] = dict(properties.get(HEADERS) or {})
         key = message.delivery_info["routing_key"]
@@ -439,9 +471,12 @@ class _Sorter:
 
     def _is_early(self, message: Any) -> bool:
         """Return whether a message is not due yet."""
-        packed = (message.properties.get(HEADERS) or {}).get(HEADER)
-        due = packed.get("due") if isinstance(packed, dict) else None
-        return isinstance(due, int) and due > time.time_ns() // 1_000_000
+        try:
+            due = due_in(message.properties.get(HEADERS) or {})
+        except DelayError:
+            # Another program has written it.
+            return False
+        return due is not None and due > time.time_ns() // 1_000_000
 
     def result(self, counts: Mapping[str, int], reasons: Counter[str]) -> Redrive:
         sent = Counter(

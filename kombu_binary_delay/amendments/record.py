@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.model.delay import LATEST
 
 #: The header with the key of a message: of all waiting messages with one key, only the latest runs.
 KEY = "x-delay-key"
@@ -32,8 +33,8 @@ MAX_NAME = 255
 MAX_IDS = 1000
 #: The largest record, in bytes; a larger message is not a record.
 MAX_BYTES = 1_000_000
-#: The latest valid time: the end of the year 9999.
-MAX_TIME = 253_402_300_799_999
+#: The latest valid time.
+MAX_TIME = LATEST
 
 
 @dataclass(frozen=True)

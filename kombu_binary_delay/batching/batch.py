@@ -35,6 +35,7 @@ from kombu_binary_delay.errors import (
 from kombu_binary_delay.mechanism import mechanism_of
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADERS
+from kombu_binary_delay.undecodable import undecodable
 
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
@@ -657,7 +658,9 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-        mark = _mark(message.body, message.properties, exchange, routing_key)
+        found = undecodable(message)
+        key: Any = (found and found.routing_key) or routing_key
+        mark = _mark(message.body, message.properties, exchange, key)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
@@ -734,7 +737,7 @@ def _alive(channel: Any) -> Any:
 def _copied(message: Any) -> Any:
     """Return a message as it is now: callers may use one dict of headers for all of a batch."""
     copied = amqp.Message(message.body)
-    copied.properties = dict(message.properties)
+    copied.properties = message.properties.copy()
     headers = copied.properties.get(HEADERS)
     if headers is not None:
         copied.properties[HEADERS] = dict(headers)

@@ -178,7 +178,9 @@ class _Writer:
 
 
 def _write_properties(properties: dict[str, Any]) -> bytes:
-    """Encode the property flags and the given properties."""
+    """Encode the property flags and the given properties, unless they are bytes already."""
+    if (raw := getattr(properties, "raw", None)) is not None:
+        return bytes(raw)
     flags, values = 0, []
     for name, flag, write in _those_of(tuple(properties)):
         value = properties[name]

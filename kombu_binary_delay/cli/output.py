@@ -324,18 +324,15 @@ def _cut(name: str) -> str:
 amended_by_id = partial(amended, found=False)
 
 
-def redriven(value: Redrive, *, dry: bool = False) -> RenderableType:
-    """Draw the messages that were sent, by destination; or the parked ones."""
+def redriven(value: Redrive) -> RenderableType:
+    """Draw the messages that were sent, by destination."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("destination", overflow="fold")
-    if not dry:
-        table.add_column("sent on", justify="right", no_wrap=True)
-    table.add_column("parked" if dry else "still parked", justify="right", no_wrap=True)
+    table.add_column("sent on", justify="right", no_wrap=True)
+    table.add_column("still parked", justify="right", no_wrap=True)
     for each in value.parked:
-        sent = [] if dry else [f"{each.sent:,}"]
-        table.add_row(
-            place(each.destination), *sent, Text(f"{each.stays:,}", style=_left(each.stays))
-        )
+        stays = Text(f"{each.stays:,}", style=_left(each.stays))
+        table.add_row(place(each.destination), f"{each.sent:,}", stays)
     shown: list[RenderableType] = [table] if table.row_count else []
     shown += _reasons(value.reasons)
     return Group(*(shown or [Text("nothing is parked")]))

@@ -29,11 +29,13 @@ from .values import Places
     short_help="Send on what is parked.",
     help="""Send parked messages to where they were meant to go, or elsewhere, or into a file.
 
-    With --dry-run, only counts parked messages by destination.
+    With --dry-run, only counts parked messages, and takes none: where they were meant to go is in
+    them.
 
     A message leaves the parking queue only when the broker has confirmed its copy. It stays
     parked, and the exit status is 1, if there is still no queue for it, or if it is not due yet.
-    One without an address needs --to or --to-file; --only '' takes those alone.
+    One without an address needs --to or --to-file, and one that cannot be decoded --to; --only ''
+    takes those alone.
 
     Names may have colons: --only takes what is parked for any reading of its text, and --to the
     one that exists, of the exchange up to the first colon, up to the next, and the queue. It is
@@ -84,13 +86,18 @@ def redrive(
         place = _existing(connection, to, printer) if to else None
         if from_file is not None:
             return _refill(connection, printer, from_file, place)
-        parked = admin.ready(connection, [topology.parking]).get(topology.parking, 0)
         management = broker.management(connection)
+        planned = admin.parked(connection, topology, management, to=place)
+    if dry_run:
+        if only and planned.messages:
+            printer.log("which of them --only takes is seen when they are taken")
+        printer.show(planned, "plan", dry=True, messages=planned.messages)
+        return FOUND if planned.reasons else OK
     with ExitStack() as stack:
         file = None
-        if to_file is not None and not dry_run:
+        if to_file is not None:
             file = stack.enter_context(_appended(to_file))
-        update = stack.enter_context(bar("redrive", parked if not dry_run else 0))
+        update = stack.enter_context(bar("redrive", planned.messages))
         done = admin.redrive(
             broker.plain,
             topology,
@@ -98,15 +105,14 @@ def redrive(
             only=only,
             to=place,
             file=file,
-            dry_run=dry_run,
             progress=update,
         )
     sys.stderr.flush()
     found = {each.destination for each in done.parked}
     if only and UNREADABLE not in only and found.isdisjoint(only) and not done.reasons:
         printer.log(f"! nothing is parked for {' or '.join(map(words.place, only))}")
-    sums = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
-    printer.show(done, "redriven", dry=dry_run, **sums)
+    sums: dict[str, Any] = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
+    printer.show(done, "redriven", **sums)
     return FOUND if done.reasons or (done.unreadable and only in {None, (UNREADABLE,)}) else OK
 
 

@@ -38,6 +38,8 @@ PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"
 
 _WITHOUT = {X_DELAY: "a delay", JITTER: "jitter"}
+#: The latest due time, in milliseconds since the epoch: the end of the year 9999.
+LATEST = 253_402_300_799_999
 #: A delay in milliseconds that is longer than any ladder.
 _TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -28,7 +28,6 @@ from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
 from kombu_binary_delay.admin.status import parked_by_side
 from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.admin.when import moment_of
-from kombu_binary_delay.model.address import Destination
 
 from .drawing import environment
 from .guard import FIELD, Tokens, asker, is_from_elsewhere, user_of, who
@@ -288,7 +287,7 @@ class Pages:
         words = {name: values[0] for name, values in form.items()}
         action = words.get("action", "")
         if action == REDRIVE:
-            return self._plan_redrive(user, words)
+            return self._plan_redrive(user)
         if action not in (CANCEL, RESCHEDULE):
             raise ValueError("This is no act")
         due = _moment(words.get("when", ""))
@@ -356,49 +355,31 @@ class Pages:
             found = look.value.by_ids(ids)
         return found
 
-    def _plan_redrive(self, user: str, words: Mapping[str, str]) -> Plan:
-        only, said = None, "all that is parked"
-        if "exchange" in words or "key" in words:
-            place = Destination(words.get("exchange", ""), words.get("key", ""))
-            only, said = {place}, f"parked for {_place(place)}"
-        found = self._redrive(only, dry_run=True)
-        return Plan(REDRIVE, user, said, parked=found.parked, reasons=found.reasons)
-
-    def _redrive(
-        self, only: Collection[Destination] | None = None, *, dry_run: bool
-    ) -> admin.Redrive:
-        """Redrive or count what is parked for some destinations, or for any.
-
-        It is in each parking queue of the namespace, as Now counts them.
-
-        :raises ValueError: if another redrive is running, and this one only counts.
-        """
-        # Meanwhile, another would not see the messages that this one has read. An act waits, and
-        # its page says that it runs.
-        if not self._redriving.acquire(blocking=not dry_run):
-            raise ValueError("Another redrive is running: plan it when that is done")
-        try:
-            return self._redrive_all(only, dry_run=dry_run)
-        finally:
-            self._redriving.release()
-
-    def _redrive_all(self, only: Collection[Destination] | None, *, dry_run: bool) -> admin.Redrive:
+    def _plan_redrive(self, user: str) -> Plan:
+        """Count what is parked; where it is to go is in the messages, and none is taken."""
         with self._broker.plain() as connection:
             management = self._broker.management(connection)
             sides = parked_by_side(connection, self._broker.topology())
-        sent: Counter[Destination] = Counter()
-        stays: Counter[Destination] = Counter()
-        reasons: list[str] = []
-        for side in sides:
-            done = admin.redrive(self._broker.plain, side, management, only=only, dry_run=dry_run)
-            reasons.extend(done.reasons)
-            for each in done.parked:
-                if only is None or each.destination in only:
-                    sent[each.destination] += each.sent
-                    stays[each.destination] += each.stays
-        found = (admin.Parked(each, sent[each], stays[each]) for each in sent)
-        most = sorted(found, key=lambda each: -each.sent - each.stays)
-        return admin.Redrive(tuple(most), tuple(reasons))
+            planned = [admin.parked(connection, side, management) for side in sides]
+        return Plan(
+            REDRIVE,
+            user,
+            "all that is parked",
+            queues=tuple(queue for each in planned for queue in each.queues),
+            reasons=tuple(reason for each in planned for reason in each.reasons),
+        )
+
+    def _redrive(self) -> admin.Redrive:
+        """Redrive what is parked, in each parking queue of the namespace, as Now counts them."""
+        # Meanwhile, another would not see the messages that this one has read.
+        with self._redriving, self._broker.plain() as connection:
+            management = self._broker.management(connection)
+            sides = parked_by_side(connection, self._broker.topology())
+            done = [admin.redrive(self._broker.plain, side, management) for side in sides]
+        return admin.Redrive(
+            tuple(parked for each in done for parked in each.parked),
+            tuple(reason for each in done for reason in each.reasons),
+        )
 
     def _act(self, request: Request, plan: Plan) -> None:
         """Do the action, and log the user and the action before and after it.
@@ -437,8 +418,7 @@ class Pages:
             count = _tasks(len(done.ids) - plan.unmoved)
             moved = f"{count} {word}, as far as they still wait: the broker has recorded it."
             return f"{moved} {plan.kept}." if plan.kept else moved
-        # Only destinations that were counted.
-        redriven = self._redrive({each.destination for each in plan.parked}, dry_run=False)
+        redriven = self._redrive()
         sent, stays = redriven.sent, redriven.stays
         words = [f"{sent:,} sent on, {stays:,} still parked", *redriven.reasons]
         if (unseen := plan.count - sent - stays) > 0:
@@ -532,11 +512,6 @@ def _number(text: str | None) -> int | None:
 def _unmoved(tasks: Iterable[admin.WaitingTask], due: int) -> int:
     """Return how many tasks with an id are first due after a time."""
     return len({each.id for each in tasks if each.id and (each.first_due or each.due) > due})
-
-
-def _place(destination: Destination) -> str:
-    exchange = f"{destination.exchange}:" if destination.exchange else ""
-    return f"{exchange}{destination.routing_key}" or "no address"
 
 
 def _tasks(count: int) -> str:

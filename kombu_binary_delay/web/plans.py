@@ -23,12 +23,12 @@ class Plan:
     :param user: the user that planned it; no other user may do it.
     :param said: the selection, in words.
     :param chosen: the tasks; None for a redrive.
-    :param queues: how many of the tasks each queue has, as far as known, the most first.
+    :param queues: how many of the tasks each queue has, as far as known, the most first; or how
+        many messages each parking queue has.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
     :param left: why chosen tasks cannot be amended, by id.
     :param unmoved: how many tasks run when they are first due, since that is after ``due``.
-    :param parked: the messages that a redrive would send.
-    :param reasons: why parked messages stay, or are not counted.
+    :param reasons: why parked messages are not counted.
     :param began: when it was begun, in seconds since the epoch; None before.
     :param result: the result in a sentence, after it was done.
     :param error: why it failed, if it did.
@@ -42,7 +42,6 @@ class Plan:
     due: int | None = None
     unmoved: int = 0
     left: Mapping[str, str] = field(default_factory=dict)
-    parked: tuple[admin.Parked, ...] = ()
     reasons: tuple[str, ...] = ()
     began: float | None = None
     result: str | None = None
@@ -55,7 +54,7 @@ class Plan:
         """The number of tasks or messages."""
         if self.chosen is not None:
             return len(self.chosen.dues)
-        return sum(each.stays + each.sent for each in self.parked)
+        return sum(count for _, count in self.queues)
 
     @property
     def kept(self) -> str:

@@ -16,13 +16,12 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.admin import Event, OperationError, Parked, Story, WaitingTask
+from kombu_binary_delay.admin import Event, OperationError, Story, WaitingTask
 from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.errors import SettingsError
-from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.web import drawing, guard, pages, passwords
 from kombu_binary_delay.web import plans as web_plans
 from kombu_binary_delay.web.application import application
@@ -574,7 +573,7 @@ def test_a_plan_is_done_once_and_by_whoever_made_it():
 @pytest.mark.parametrize("unexpected", [ZeroDivisionError("why"), OperationError("why")])
 def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, unexpected):
     plans, going = Plans(), threading.Event()
-    plan = Plan("redrive", "", "all", parked=(Parked(Destination("", "mail"), 0, 1),))
+    plan = Plan("redrive", "", "all", queues=(("kbd.v2.parking", 1),))
     plans.add(plan)
 
     def act(*_):
@@ -603,20 +602,6 @@ def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, un
     assert [each.status_code for each in answers] == [200]
     assert "It failed." in answers[0].text == failed
     assert "<button" not in running + failed
-
-
-def test_a_redrive_is_not_planned_beside_another(monkeypatch, now):
-    held = threading.Lock()
-    held.acquire()
-    monkeypatch.setattr(pages, "Lock", lambda: held)
-    app = away(waiters=Waiters([task("a", "pay", now + HOUR)]), allow_changes=True)
-    with browser(app) as client:
-        page = read_until(client, "/tasks", 'id="count">1<')
-        [token, *_] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
-        refused = client.post("/plan", data={"action": "redrive", "token": token})
-
-    assert refused.status_code == 400
-    assert "Another redrive is running: plan it when that is done" in refused.text
 
 
 # --- the command --------------------------------------------------------------------
