@@ -12,7 +12,7 @@ from typing import Any
 from kombu_binary_delay.amendments.parts import exchange_name, way_of_records
 from kombu_binary_delay.errors import AddressError, DelayError, LadderError
 from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import ETA, TASK, due_time
+from kombu_binary_delay.model.delay import ETA, TASK, bounded, due_time
 from kombu_binary_delay.model.envelope import HEADERS, carried, due_in, unwrap
 from kombu_binary_delay.model.recognise import parking_of
 from kombu_binary_delay.model.topology import Topology
@@ -223,7 +223,7 @@ def _eta(headers: Mapping[str, Any]) -> int | None:
     if headers.get(ETA) is None or TASK not in headers:
         return None
     due = due_time({ETA: headers[ETA], TASK: headers[TASK]}, 0)
-    return None if due is None else -(-due // 1000)
+    return None if due is None else bounded(-(-due // 1000))
 
 
 def _sent(name: str, value: object) -> int:

@@ -74,6 +74,20 @@ def due_time(headers: Mapping[str, Any], now: int, name: str = "") -> int | None
     return due
 
 
+def bounded(due: int) -> int:
+    """Return a due time of another program as one that a clock can show; one in the past as 1970.
+
+    :param due: milliseconds since the epoch.
+    :raises DelayError: if it is after the year 9999.
+    """
+    if due > LATEST:
+        raise DelayError(
+            f"a due time must be at most {LATEST} ms since the epoch, the end of the year 9999, "
+            f"got {due}"
+        )
+    return max(due, 0)
+
+
 def jitter_of(headers: Mapping[str, Any]) -> int:
     """Return the jitter that the headers ask for, in microseconds.
 

@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
-from kombu_binary_delay.errors import DelayError
-
 from .address import Destination, has_digest
-from .delay import LATEST, X_DELAY
+from .delay import X_DELAY, bounded
 from .returns import RETURNS
 
 HEADER = "x-binary-delay"
@@ -92,18 +90,11 @@ def wrap(
 def due_in(headers: Mapping[str, Any]) -> int | None:
     """Return the due time in the ladder's header, in milliseconds since the epoch; None if none is.
 
-    :raises DelayError: if it is not from the years 1970 to 9999.
+    :raises DelayError: if it is after the year 9999.
     """
     packed = headers.get(HEADER)
     due = packed.get("due") if isinstance(packed, dict) else None
-    if not isinstance(due, int):
-        return None
-    if not 0 <= due <= LATEST:
-        raise DelayError(
-            f"the due time in the header {HEADER} must be from 0 to {LATEST} ms since the epoch, "
-            f"got {due}"
-        )
-    return int(due)
+    return bounded(int(due)) if isinstance(due, int) else None
 
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
