@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Self
 
 import amqp
 from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
+from kombu_binary_delay.draining import within
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import is_deleted
 from kombu_binary_delay.model.envelope import OFFSET
@@ -24,6 +24,8 @@ _ATTEMPTS = 60
 #: How many round trips to measure before the fastest counts as the broker's usual time. A single
 #: slow one would hide a leader that did not answer.
 _ROUND_TRIPS = 10
+#: The longest time to wait for the answer to a close, in seconds.
+_ANSWER = 15.0
 #: How much longer than that an answer may take, in seconds.
 _ALIKE = 0.1
 
@@ -63,9 +65,16 @@ class Probe:
 
     def close(self) -> None:
         """Close the channel."""
+        connection = self._channel.connection
         # If the connection broke, the channel is gone.
-        with suppress(OSError, amqp.AMQPError):
-            self._channel.close()
+        if connection is None:
+            return
+        try:
+            with within(connection, _ANSWER):
+                self._channel.close()
+        except (OSError, amqp.AMQPError):
+            # After an interrupt within a frame, no answer can be read, not even to a close.
+            connection.collect()
 
     def can_ask(self, name: str) -> bool:
         """Return whether the broker can answer that an exchange or queue does not exist."""

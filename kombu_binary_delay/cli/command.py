@@ -33,6 +33,8 @@ OK, FOUND, USAGE, REFUSED, UNREACHABLE = 0, 1, 2, 3, 4
 _CLOSED = 128 + 13
 #: The longest time for what a subcommand puts back after a signal, in seconds.
 _CLEANING = 90
+#: The same where the broker puts it back: what was taken and not acknowledged.
+SOON = 10
 
 
 @dataclasses.dataclass
@@ -75,10 +77,13 @@ class Printer:
             raise OperationError("nothing was changed, as you did not confirm it")
 
 
-def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Callable[..., None]:
+def subcommand(
+    function: Callable[..., int | None], *, drawn: bool = True, cleaning: int = _CLEANING
+) -> Callable[..., None]:
     """Return a function that runs a subcommand with its broker and output, and sets the exit code.
 
     :param drawn: whether it uses :meth:`Printer.show`.
+    :param cleaning: how many seconds it may go on after a signal.
     """
 
     @accepts_places
@@ -95,7 +100,7 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
             target = asked.target()
             # Before a connection to a broker that may not be the one of the settings.
             _ = target.settings
-            with _ended_by_signals():
+            with _ended_by_signals(cleaning):
                 code = function(target, printer, **given) or OK
         except click.ClickException as exc:
             if not as_json:
@@ -116,31 +121,37 @@ def subcommand(function: Callable[..., int | None], *, drawn: bool = True) -> Ca
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals(cleaning: int) -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C: the subcommand puts back what it has begun to remove.
 
-    A second SIGTERM ends it at once, and so do 90 seconds, as the broker may not answer. A second
-    SIGHUP does not: a shell that ends may send two.
+    A second SIGTERM ends it at once, and so does the end of a time, as the broker may not answer.
+    A second SIGHUP does not: a shell that ends may send two.
+
+    :param cleaning: that time, in seconds.
     """
-    ours: list[int] = []
+    before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
-        ours = [each for each in known if each and signal.getsignal(each) is signal.SIG_DFL]
+        known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+        handlers = {each: signal.getsignal(each) for each in known if each}
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        before = {each: handler for each, handler in handlers.items() if handler in usual}
 
     def end(number: int, _: object) -> None:
-        for each in ours:
-            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+        for each, handler in before.items():
+            signal.signal(each, handler if each != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
         if hasattr(signal, "alarm"):
-            signal.alarm(_CLEANING)
-        raise SystemExit(128 + number)
+            signal.alarm(cleaning)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    for each in ours:
+    for each in before:
         signal.signal(each, end)
     try:
         yield
     finally:
-        for each in ours:
-            signal.signal(each, signal.SIG_DFL)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if before and hasattr(signal, "alarm"):
+            signal.alarm(0)
 
 
 def _output_is_closed() -> bool:

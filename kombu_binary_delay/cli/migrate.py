@@ -13,7 +13,7 @@ from kombu_binary_delay.admin.migrate import refuse_a_circle
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.model.topology import Topology
 
-from .command import FOUND, OK, Printer, dry_run, subcommand
+from .command import FOUND, OK, SOON, Printer, dry_run, subcommand
 from .connect import Target
 from .failures import named
 from .progress import bar
@@ -63,7 +63,7 @@ _exchange = click.option(
 )
 @_exchange
 @dry_run
-@subcommand
+@partial(subcommand, cleaning=SOON)
 def migrate(
     broker: Target,
     printer: Printer,
@@ -108,7 +108,7 @@ def migrate(
 @_from_queue
 @_exchange
 @dry_run
-@subcommand
+@partial(subcommand, cleaning=SOON)
 def transfer(
     broker: Target,
     printer: Printer,

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ from kombu_binary_delay.compat.failures import of_this_machine
 from kombu_binary_delay.model.address import Destination
 
 from . import words
-from .command import FOUND, OK, Printer, dry_run, ladder, subcommand
+from .command import FOUND, OK, SOON, Printer, dry_run, ladder, subcommand
 from .connect import Target
 from .progress import bar
 from .values import Places
@@ -65,7 +66,7 @@ from .values import Places
 )
 @ladder
 @dry_run
-@subcommand
+@partial(subcommand, cleaning=SOON)
 def redrive(
     broker: Target,
     printer: Printer,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from struct import pack
 from typing import Any
 from unittest.mock import patch
@@ -1651,6 +1652,41 @@ def test_what_cannot_be_moved_hides_nothing_that_is_behind_it(vhost, small, oper
     assert (done.moved, done.left) == (3, many)
     level = f"{ladder.level_name(3)}.1"
     wait_until(lambda: vhost.waiting(level) == {level: many})
+
+
+def is_waiting(pid):
+    """Return whether a process uses no CPU for a second."""
+
+    def used():
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+
+    before = used()
+    time.sleep(1)
+    return used() == before
+
+
+def test_the_command_ends_soon_after_an_interrupt_though_the_broker_is_silent(vhost, plain, small):
+    with plain() as connection:
+        create(connection, small, small.base)
+        Queue("mail")(connection.default_channel).declare()
+        with PublishBatch(connection.default_channel) as batch:
+            for _ in range(5000):
+                batch.publish(amqp.Message("m"), small.parking, "@..mail")
+    command = [sys.executable, "-m", "kombu_binary_delay.cli", "redrive"]
+    with Proxy(urlsplit(vhost.url).port or 5672) as proxy:
+        place = ["-b", proxy.through(vhost.url), "--queue-type", small.queue_type]
+        running = subprocess.Popen([*command, *place, "-m", vhost.broker.management_url])
+        try:
+            wait_until(lambda: vhost.waiting(small.parking)[small.parking] < 5000)
+            proxy.hold()
+            wait_until(partial(is_waiting, running.pid))
+            running.send_signal(signal.SIGINT)
+            running.wait(timeout=40)
+        finally:
+            running.kill()
+
+    assert running.returncode != 0
+    wait_until(lambda: sum(vhost.waiting(small.parking, "mail").values()) >= 5000)
 
 
 def test_an_interrupt_within_a_frame_ends_in_time_and_loses_nothing(
