@@ -9,7 +9,7 @@ and the properties that the ladder cannot keep in place but the consumer must ge
 * ``to``: the destination, where the address holds only its digest.
 * ``cc``: the ``CC`` header, whose keys become addresses of their own.
 * ``bcc``: the ``BCC`` header, whose keys become addresses at the end of the ``CC`` header. RabbitMQ
-  removes a ``BCC`` header and, before 3.13, forgets its keys where it dead-letters a second time.
+  removes a ``BCC`` header, and 3.10 forgets its keys where it hands a dead letter on again.
 * ``as``: the destination to show to the consumer, where the address names its queue instead. Then
   ``cc`` is only to be shown, too.
 """
