@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import amqp
@@ -48,28 +50,50 @@ def to_message(event: dict[str, Any]) -> Any:
 
 
 class Stream:
-    """The stream, for the publishes of one connection."""
+    """The stream, for the publishes of one connection.
 
-    def __init__(self, settings: Settings, executor: Executor, server: dict[str, Any]) -> None:
+    :param returned: called with each event that the broker has returned, since somebody has deleted
+        the stream; the next publish declares it again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        executor: Executor,
+        server: dict[str, Any],
+        returned: Callable[[dict[str, Any]], object] = lambda _: None,
+    ) -> None:
         self.name = stream_name(settings.namespace)
         self._part = stream_part(settings, server)
         self._may_declare = settings.declare != "never"
         self._executor = executor
+        self._returned = returned
+        #: How long to wait for others that declare it, in seconds.
+        self._patience: float = _LOCK_TIMEOUT
         #: Whether it exists, as far as this connection knows.
         self.is_declared = False
 
     def publish(self, event: dict[str, Any]) -> None:
         """Publish an event, without waiting for the broker.
 
-        :raises amqp.AMQPError, BinaryDelayError: if it cannot be published, or the broker refused
-            an earlier one.
+        :raises amqp.AMQPError, BinaryDelayError: if it cannot be published, or the broker has
+            refused one since the last publish.
         """
-        if self._executor.refused_publish is not None:
-            raise self._executor.refused_publish
+        refused, self._executor.refused_publish = self._executor.refused_publish, None
+        if refused is not None:
+            raise refused
         self.declare()
         with self._executor.channel(_PURPOSE) as channel:
+            channel.events["basic_return"].add(self._on_return)
             # With publisher confirms on, basic_publish would wait for each event.
-            amqp.Channel._basic_publish(channel, to_message(event), "", self.name)  # noqa: SLF001
+            amqp.Channel._basic_publish(  # noqa: SLF001
+                channel, to_message(event), "", self.name, mandatory=True
+            )
+
+    def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
+        # Within a read of anybody: not the place to declare it again.
+        self.is_declared = False
+        self._returned(json.loads(message.body))
 
     def wait(self) -> None:
         """Wait until the broker has read what was published."""
@@ -82,20 +106,20 @@ class Stream:
         If two programs declare it at once, one gets the answer before the stream has started, and
         its publish would end the connection. So one declares it, and the others wait.
 
-        :param patience: how long to wait for them, in seconds; by default, for ten.
+        :param patience: how long to wait for them, in seconds; by default, for ten, or not at all
+            if that was in vain.
         :raises TopologyError: if the broker refuses, or another program or the node takes too long;
             or if the stream does not exist and the setting ``declare`` is ``"never"``.
         """
-        patience = _LOCK_TIMEOUT if patience is None else patience
-        end = time.monotonic() + patience
+        end = time.monotonic() + (self._patience if patience is None else patience)
+        self._patience = 0
         while not (self.is_declared or self._is_made()):
             if time.monotonic() > end:
                 raise TopologyError(
-                    f"for {patience:g} s, another program has been declaring {self.name}, or its "
-                    f"node has been starting; connect again later"
+                    f"another program declares {self.name}, or its node is starting or down"
                 )
             time.sleep(0.1)
-        self.is_declared = True
+        self.is_declared, self._patience = True, _LOCK_TIMEOUT
 
     def _is_made(self) -> bool:
         """Whether it can be published to, after it was declared if it does not exist.

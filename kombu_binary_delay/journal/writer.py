@@ -27,7 +27,10 @@ from .stream import Stream
 
 warnings = Warnings(get_logger(__package__))
 
-#: The most events to keep in memory while the broker blocks publishers.
+#: After a failure, for how long to write nothing, in seconds.
+_REST = 30.0
+#: The most events to keep in memory, of those that are written later: since the broker blocks
+#: publishers, or has returned them.
 _MOST_LATER = 10_000
 #: Those events, by the broker, the virtual host and the stream: a connection may end meanwhile.
 _later: dict[tuple[str, str, str], deque[dict[str, Any]]] = {}
@@ -50,16 +53,18 @@ class Journal:
         executor: Executor,
         server: dict[str, Any],
     ) -> None:
-        self.stream = Stream(settings, executor, server)
+        self.stream = Stream(settings, executor, server, self._take_back)
         #: The folder for events; None if they go to the stream.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
         self._arguments = settings.journal_arguments
         self._connection = executor.connection
-        self._failed = False
+        #: Until when nothing is written, after a failure.
+        self._rests_until = float("-inf")
         #: Whether the stream has got events of this connection's consumers.
         self._follows = False
-        #: Such events that wait until the broker does not block publishers any more.
+        #: Such events that wait until the broker does not block publishers any more, and events of
+        #: any connection that the broker has returned.
         place = self._connection.host, self._connection.virtual_host, self.stream.name
         self._later = _later.setdefault(place, deque(maxlen=_MOST_LATER))
         self._connection.is_held_up = bool(self._later)
@@ -70,7 +75,7 @@ class Journal:
     @property
     def is_ready(self) -> bool:
         """Whether an event can be written without another question to the broker."""
-        return self._failed or self.folder is not None or self.stream.is_declared
+        return self._is_resting or self.folder is not None or self.stream.is_declared
 
     def prepare(self) -> None:
         """Declare the stream, before the message that the first event is about.
@@ -81,7 +86,7 @@ class Journal:
         try:
             self.stream.declare()
         except BinaryDelayError as exc:
-            self._end(exc)
+            self._begin_to_rest(exc)
 
     def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:
         """Record that a message was published to the ladder, or was already due at the publish.
@@ -95,6 +100,14 @@ class Journal:
         )
         if event is not None:
             self._note(_dated(events.SCHEDULED, event))
+        # Not by `release`, which may end the connection: the message is published.
+        while self._later and not (self._is_stopped or alarms.is_recent(self._connection)):
+            self._note_later(self._later.popleft())
+
+    def _note_later(self, event: dict[str, Any]) -> None:
+        self._note(event)
+        if self._is_resting:
+            self._later.appendleft(event)
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message; its properties still have the ladder's header."""
@@ -118,13 +131,13 @@ class Journal:
 
     @property
     def is_holding(self) -> bool:
-        """Whether events wait until the broker does not block publishers any more."""
+        """Whether events wait to be written later."""
         return bool(self._later)
 
     @property
     def rest(self) -> float:
         """For how long they wait before they are tried, in seconds."""
-        return alarms.rest(self._connection)
+        return max(alarms.rest(self._connection), self._rests_until - time.monotonic(), 0.0)
 
     def end_if_blocked(self) -> None:
         """End the connection if the events of its consumers may be why the broker blocks it.
@@ -172,14 +185,18 @@ class Journal:
         try:
             self.stream.wait()
         except TopologyError as exc:
-            self._end(exc)
-        if not self._failed:
+            self._begin_to_rest(exc)
+        if not self._is_resting:
             unread.clear()
 
     @property
     def _is_stopped(self) -> bool:
         connection = self._connection
-        return self._failed or connection.is_blocked or not connection.connected
+        return self._is_resting or connection.is_blocked or not connection.connected
+
+    @property
+    def _is_resting(self) -> bool:
+        return time.monotonic() < self._rests_until
 
     def write(self, event: dict[str, Any]) -> None:
         """Write an event, without waiting for the broker.
@@ -199,31 +216,40 @@ class Journal:
         )
         connection = self._connection
         if self.folder is None and (alarms.is_recent(connection) or not connection.connected):
-            if len(self._later) == _MOST_LATER:
-                warnings.warn(
-                    f"the journal misses events: an alarm held up more than {_MOST_LATER}"
-                )
-            self._later.append(event)
-            connection.is_held_up = True
+            self._write_later(event)
             return
         self._follows = self.folder is None
         self._note(event)
 
+    def _take_back(self, event: dict[str, Any]) -> None:
+        """Take an event that the broker has returned."""
+        warnings.warn(
+            f"the stream {self.stream.name!r} was deleted, with the events in it; later events are "
+            f"written to a new one"
+        )
+        self._write_later(event)
+
+    def _write_later(self, event: dict[str, Any]) -> None:
+        if len(self._later) == _MOST_LATER:
+            warnings.warn(f"the journal misses events: more than {_MOST_LATER} wait to be written")
+        self._later.append(event)
+        self._connection.is_held_up = True
+
     def _note(self, event: dict[str, Any]) -> None:
-        if self._failed:
+        if self._is_resting:
             return
         try:
             self.write(event)
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is published; an error of the connection will show by itself.
-            self._end(exc)
+            self._begin_to_rest(exc)
         except (TypeError, ValueError) as exc:
             # Only for this message, because of a value in its properties.
             warnings.warn(f"an event is missing in the journal, as it cannot be written: {exc}")
 
-    def _end(self, exc: BaseException) -> None:
-        self._failed = True
-        warnings.warn(f"the journal ends on this connection: {exc}")
+    def _begin_to_rest(self, exc: BaseException) -> None:
+        self._rests_until = time.monotonic() + _REST
+        warnings.warn(f"the journal misses events, and is tried again in {_REST:g} s: {exc}")
 
 
 def _dated(kind: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -81,10 +81,10 @@ def of_stream(vhost, stream, count):
     return found
 
 
-def publish(connection, delay, **headers):
+def publish(connection, delay, message_id="m-1", **headers):
     Queue("mail")(connection.default_channel).declare()
     connection.Producer().publish(
-        "Hello", routing_key="mail", headers={"x-delay": delay, **headers}, message_id="m-1"
+        "Hello", routing_key="mail", headers={"x-delay": delay, **headers}, message_id=message_id
     )
 
 
@@ -233,7 +233,7 @@ def test_a_message_that_cannot_be_written_down_is_missing_alone(
     assert caplog.text.count("an event is missing in the journal") == 1
 
 
-def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
+def test_a_full_disk_is_told_in_one_line_and_harms_neither_a_message_nor_the_journal_after_it(
     connect, collect, tmp_path, caplog, capsys
 ):
     writer.warnings.clear()  # another test may have been warned
@@ -249,9 +249,13 @@ def test_a_full_disk_ends_the_journal_in_one_line_and_harms_no_message(
     file.stream = before
     with suppress(OSError):
         full.close()
-    assert caplog.text.count("the journal ends on this connection") == 1
+    assert caplog.text.count("the journal misses events") == 1
     assert "No space left on device" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
+
+    rest(connection)
+    publish(connection, 10, "there is room")
+    assert '"there is room"' in Path(file.stream.name).read_text(encoding="utf-8")
 
 
 def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, caplog):
@@ -271,6 +275,83 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, c
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
     assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
+
+
+def rest(connection):
+    """As after half a minute since the last failure of the journal."""
+    connection.connection.delay_mechanism.journal._rests_until = time.monotonic()  # noqa: SLF001
+
+
+def delete_stream(vhost):
+    with vhost.connect() as other:
+        other.channel().queue_delete("kbd.v2.journal")
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
+    connect, vhost, batched, caplog
+):
+    writer.warnings.clear()  # another test may have been warned
+    connection = connect(binary_delay={"journal": "stream"})
+    publish(connection, 60_000, "before")
+    delete_stream(vhost)
+
+    for number in "012":
+        if batched:
+            message = amqp.Message("m", application_headers={"x-delay": 9000}, message_id=number)
+            with PublishBatch(connection.default_channel) as batch:
+                batch.publish(message, "", "mail")
+        else:
+            publish(connection, 60_000, number)
+        if number != "0":
+            continue
+        if batched:
+            drain_until(connection, lambda: "was deleted, with the events in it" in caplog.text)
+        else:
+            # What the broker returns is read by the next publish.
+            wait_until(lambda: unread(connection))
+
+    found = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(each["id"] for each in found) == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("streams")
+def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, vhost, collect):
+    writer.warnings.clear()  # another test may have been warned
+    consumer, publisher = connect(binary_delay={"journal": "stream"}), connect()
+    publish(publisher, 10)
+    collect(consumer, [Queue("mail")], 1)
+    delete_stream(vhost)
+    publish(publisher, 10)
+
+    def is_there():
+        return "kbd.v2.journal" in {row["name"] for row in vhost.queues()}
+
+    collect(consumer, [Queue("mail")], 1, until=is_there)
+
+    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(connect, vhost, caplog):
+    writer.warnings.clear()  # another test may have been warned
+    connection = connect(binary_delay={"journal": "stream", "declare": "never"})
+    publish(connect(binary_delay={"journal": "stream"}), 60_000, "before")
+    publish(connection, 60_000, "before")
+    delete_stream(vhost)
+
+    publish(connection, 60_000, "returned")
+    wait_until(lambda: unread(connection))
+    publish(connection, 60_000, "missing")
+    assert "make it with kombu-binary-delay create" in caplog.text
+    publish(connect(binary_delay={"journal": "stream"}), 60_000, "of another one")
+    publish(connection, 60_000, "missing")
+    rest(connection)
+    publish(connection, 60_000, "written")
+
+    found = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(each["id"] for each in found) == ["of another one", "returned", "written"]
 
 
 @pytest.mark.own_broker
@@ -492,7 +573,7 @@ def test_a_journal_that_cannot_be_written_harms_no_message(connect, collect, vho
     publish(connection, 10)
     publish(connection, 10)
     assert len(collect(connection, [Queue("mail")], 2)) == 2
-    assert caplog.text.count("the journal ends on this connection") == 1
+    assert caplog.text.count("the journal misses events") == 1
 
 
 def test_a_broker_without_streams_has_a_local_file(connect, tmp_path, monkeypatch, events, setting):
@@ -654,14 +735,14 @@ def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, ca
     producer.publish("second", routing_key="other", headers=delayed)
 
     assert len(collect(connect(), queues, 2)) == 2
-    assert caplog.text.count("the journal ends on this connection") == 1
+    assert caplog.text.count("the journal misses events") == 1
 
 
 def test_events_of_an_alarm_that_a_user_may_not_write_stop_no_program(held_up, who_writes, caplog):
     held_up()[1].prepare()  # the stream
     connection, journal = held_up(who_writes("kbd.*"))
 
-    drain_until(connection, lambda: "the journal ends on this connection" in caplog.text)
+    drain_until(connection, lambda: "the journal misses events" in caplog.text)
 
     assert journal.is_holding
 
@@ -790,7 +871,7 @@ def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, cap
             publish(connect(binary_delay={"journal": "stream", "journal_max_age": "30D"}), 60_000)
             wait_until(lambda: channel.queue_declare("kbd.v2.journal", passive=True).message_count)
     assert len(of_stream(vhost, "kbd.v2.journal", 2)) == 2
-    assert "the journal ends" not in caplog.text
+    assert "the journal misses events" not in caplog.text
     assert "the stream 'kbd.v2.journal' keeps records for as long as it was made to" in caplog.text
 
 

@@ -421,7 +421,7 @@ def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
         for number in range(3):
             publish(connect(), number)
             assert [each.body for each in collect(consumer, [bare], 1)] == [number]
-        ended = caplog.text.count("the journal ends on this connection")
+        ended = caplog.text.count("the journal misses events")
         assert ended == (0 if grant == enough else 1)
 
 
