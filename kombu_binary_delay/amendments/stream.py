@@ -329,6 +329,8 @@ class Amendments:
             )
 
     def _write(self, lines: list[_Written]) -> None:
+        # If this fails, the next message that supersedes others is refused before it is published.
+        was, self.can_write = self.can_write, False
         self.require()
         try:
             lines = self._publish(lines)
@@ -351,6 +353,7 @@ class Amendments:
                 f"{len(lines)} amendments; start the nodes that have them, or delete those that "
                 f"their node has lost"
             )
+        self.can_write = was
 
     def end_if_unanswered(self, error: BaseException) -> bool:
         """End the connection if a write got no answer: its close would get none, either.
@@ -372,8 +375,9 @@ class Amendments:
         :raises AmendmentError: as :meth:`write`.
         """
         if not self.can_write:
-            # A record that names nothing.
-            self.write([Cancel((), time.time_ns() // 1_000_000)])
+            # A record that names nothing, to each stream.
+            line = to_line(Cancel((), time.time_ns() // 1_000_000))
+            self._write([_Written(line, key) for key in (IDS, KEYS)])
             self.can_write = True
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:

@@ -131,6 +131,9 @@ def remembered(connection):
     return len(connection.connection.delay_mechanism.amendments.memory)
 
 
+QUEUES_OF_AMENDMENTS = ["queues/kbd.v2.amendments.ids", "queues/kbd.v2.amendments.keys"]
+
+
 def names_of_streams():
     return [parts.stream_name("kbd", kind) for kind in (parts.IDS, parts.KEYS)]
 
@@ -397,6 +400,30 @@ def test_a_stream_that_is_deleted_is_made_again_and_what_was_read_still_counts(
     publish(publisher, "kept", delay=750)
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
+
+
+@pytest.mark.parametrize("gone", ["exchanges/kbd.v2.amendments", *QUEUES_OF_AMENDMENTS])
+@pytest.mark.parametrize("declare", ["lazy", "never"])
+def test_a_publisher_notices_that_a_part_of_the_amendments_was_deleted(
+    vhost, connect, publisher, gone, declare
+):
+    headers = {KEY: "a", REPLACES: "m"}
+    publish(publisher, "m", 60_000, **headers)
+    other = connect(binary_delay={"declare": declare})
+    publish(other, "m", 60_000, **headers)
+    kind, name = gone.split("/")
+    vhost.broker.api("DELETE", f"{kind}/{vhost.name}/{name}")
+
+    if declare == "never":
+        # It is known only by the record of what is published, and then before anything is.
+        with pytest.raises(AmendmentError, match=r"^2 messages were published, but not recorded"):
+            publish(other, "m", 60_000, **headers)
+        with pytest.raises(AmendmentError, match=r"^messages cannot be amended: .* create"):
+            publish(other, "m", 60_000, **headers)
+    else:
+        publish(other, "m", 60_000, **headers)
+        found = {each["name"] for each in vhost.broker.api("GET", f"{kind}/{vhost.name}")}
+        assert name in found
 
 
 @pytest.mark.timeout(300)
