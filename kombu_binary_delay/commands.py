@@ -47,13 +47,15 @@ class Ensure:
 
 @dataclass(frozen=True)
 class Look:
-    """Ask whether exchanges and queues exist, without a change.
+    """Ask whether exchanges and queues exist, without a change. Answer: DONE, MISSING or LOCKED.
 
-    Answer: DONE, MISSING or LOCKED.
+    :param bindings: between the ladder's own exchanges, to be made again if all of that exists: the
+        broker cannot be asked for a binding.
     """
 
     exchanges: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    bindings: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class Executor:
             return
         with suppress(OSError, amqp.AMQPError):
             channel = _DeclarationChannel(self.connection, self._refused)
-            channel.send_method(spec.Channel.Open, "s", ("",))
+            channel.begin()
             channel.send_method(spec.Queue.Delete, "Bsbbb", (0, command.lock, False, False, True))
             self._abandon(channel)
 
@@ -268,7 +268,8 @@ class Executor:
                     _send(channel, Exchange(exchange, ""), passive=True)
                 for queue in command.queues:
                     _send(channel, Queue(queue, ()), passive=True)
-                wait(channel)
+                # If something does not exist, the broker ignores all that follows.
+                declare(channel, Part(bindings=command.bindings))
             except NotFound as exc:
                 return _missing(exc)
             except ResourceLocked:
@@ -364,7 +365,7 @@ class Executor:
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel, which would follow these declarations.
             self._channel = _DeclarationChannel(self.connection, self._refused)
-            self._channel.open()
+            self._channel.begin()
         return self._channel
 
     def _abandon(self, channel: Any) -> None:
@@ -427,6 +428,10 @@ class _DeclarationChannel(amqp.Channel):
     ) -> None:
         super().__init__(connection)
         self._on_refusal = refused
+
+    def begin(self) -> None:
+        """Open the channel without waiting: the answer comes before that to the first command."""
+        self.send_method(spec.Channel.Open, "s", ("",))
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
         try:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 from .errors import LadderError, SettingsError
@@ -183,7 +184,7 @@ class Settings:
                 raise SettingsError(f"{KEY}: unknown setting {key!r}{_instead(key, known)}")
         return cls(**given)
 
-    @property
+    @cached_property
     def ladder(self) -> Ladder:
         """The ladder that these settings describe."""
         if isinstance(self.radix, tuple):

@@ -129,7 +129,9 @@ class SimulatedBroker:
         if not self.exchanges.keys() >= {*command.exchanges}:
             return Answer.MISSING
         self._reach(*command.queues)
-        return Answer.DONE if self.queues.keys() >= {*command.queues} else Answer.MISSING
+        if not self.queues.keys() >= {*command.queues}:
+            return Answer.MISSING
+        return self.declare(Part(bindings=command.bindings))
 
     # -- what programs declare and delete ------------------------------------------------------
 

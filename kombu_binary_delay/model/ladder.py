@@ -120,14 +120,16 @@ class Ladder:
                 )
             return cls(tick, tuple(islice(radices, levels))[::-1])
         # One level runs every check that does not depend on the number of levels.
-        ladder = cls(tick, (next(radices),))
-        while (reached := ladder.maximum // tick + 1) < REACH:
+        rising = [*cls(tick, (next(radices),)).radices]
+        reached = rising[0]
+        while reached < REACH:
             longest = MAX_WAIT // (reached * tick) + 1
             highest = min(next(radices), -(-REACH // reached), longest)
             if highest < 2:
                 break
-            ladder = cls(tick, (highest, *ladder.radices))
-        return ladder
+            rising.append(highest)
+            reached *= highest
+        return cls(tick, tuple(reversed(rising)))
 
     @classmethod
     def binary(cls, levels: int | None = None, tick: int = 125) -> Ladder:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu_binary_delay.errors import AddressError, LadderError
 
@@ -58,6 +58,19 @@ LEAST_DISK = 1 << 30
 
 #: RabbitMQ repeats names in its errors, and cuts long ones, which is not safe within a character.
 _MAX_NAME_NOT_ASCII = 128
+
+
+class Passed(NamedTuple):
+    """What a message passes on its way through the levels.
+
+    If these exchanges and queues exist, so does each binding between them, but for ``bindings``:
+    the one into the delivery exchange, since that alone may have been made anew, and those by which
+    a message enters where direct queues are.
+    """
+
+    exchanges: list[str]
+    queues: list[str]
+    bindings: tuple[Binding, ...]
 
 
 @dataclass(frozen=True)
@@ -234,6 +247,49 @@ class Topology:
     def needs(self, digits: tuple[str, ...]) -> int:
         """Return the highest level that has to exist for a message."""
         return len(digits) - 1
+
+    def passed(self, digits: tuple[str, ...], *, direct: bool = False) -> Passed:
+        """Return what of the levels has to exist for a message to pass.
+
+        :param direct: whether it enters where direct queues are.
+        """
+        waits = [
+            level
+            for level, word in enumerate(reversed(digits))
+            if word != self.ladder.word(level, 0)
+        ]
+        queues = [f"{self.level_name(level)}.{digits[-1 - level]}" for level in waits]
+        # It does not pass its own level's exchange; but that is declared after all others. Before
+        # the first of its queues is an exchange of the same name.
+        exchanges = [self.level_name(level) for level in range(len(digits))] + queues[-1:]
+        bindings: tuple[Binding, ...] = ()
+        if waits and waits[0]:
+            bindings += (self._down(waits[0] - 1 if self.layout == "skip" else 0),)
+        if direct and waits:
+            level = waits[-1]
+            first = f"{'*.' * level}{digits[0]}."
+            enter = (*self.direct_bindings(level), *self._waits(level, level))
+            bindings += tuple(each for each in enter if each.key.startswith(first))
+            exchanges += [each.name for each in self.direct_base.exchanges]
+        return Passed(exchanges, queues, bindings)
+
+    def unproven(self, height: int) -> tuple[Binding, ...]:
+        """Return the bindings of the levels up to ``height`` that exchanges do not prove.
+
+        These are the ones that are declared after the last exchange, and the ones into the delivery
+        exchange, since that alone may have been made anew.
+        """
+        if height < 0:
+            return ()
+        top = self.levels[height]
+        last = top.exchanges[-1].name
+        into = [each for level in self.levels[: height + 1] for each in level.bindings]
+        return tuple(
+            dict.fromkeys(
+                [each for each in into if each.destination == self.delivery]
+                + [each for each in top.bindings if each.source == last]
+            )
+        )
 
     def address(
         self,
@@ -445,15 +501,19 @@ class Topology:
         )
         fanouts = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
         enter = tuple(Binding(each.name, each.name, "") for each in queues)
-        if self.layout == "skip":
-            waits = [each for lower in range(level, -1, -1) for each in self._waits(level, lower)]
-            down = Binding(name, self.delivery, f"{self._zeros(0, level)}#", to_queue=False)
-        else:
-            waits = self._waits(level, level)
-            key = f"{'*.' * level}{self._zeros(level, level)}#"
-            down = Binding(name, below, key, to_queue=False)
+        lowest = 0 if self.layout == "skip" else level
+        lowers = range(level, lowest - 1, -1)
+        waits = [each for lower in lowers for each in self._waits(level, lower)]
         # The level last: if it exists, publishers rely on all the others.
-        return Part((*fanouts, self._exchange(name)), queues, (*waits, down, *enter))
+        bindings = (*waits, self._down(level), *enter)
+        return Part((*fanouts, self._exchange(name)), queues, bindings)
+
+    def _down(self, level: int) -> Binding:
+        """Return the binding of a level for what does not wait in it, nor, if it skips, below."""
+        skips = self.layout == "skip"
+        key = self._zeros(0, level) if skips else "*." * level + self._zeros(level, level)
+        below = self.delivery if skips else self.level_name(level - 1)
+        return Binding(self.level_name(level), below, f"{key}#", to_queue=False)
 
     def _waits(self, level: int, lower: int) -> list[Binding]:
         """Return the bindings of a level to the queues of a lower level, or its own."""

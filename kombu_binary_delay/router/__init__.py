@@ -38,7 +38,7 @@ from kombu_binary_delay.model.topology import IMITABLE, Topology
 from kombu_binary_delay.model.versions import OLDEST, URGENT, is_since
 
 from .delivery_side import REPLY_TO, DeliverySide
-from .knowledge import ATTEMPTS, BASE, BINDINGS, FIRST, KINDS, quietly
+from .knowledge import ATTEMPTS, BASE, BINDINGS, FIRST, KINDS, PATH, quietly
 
 #: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
@@ -267,20 +267,27 @@ class Router(DeliverySide):
             first = (FIRST, self._first_exchange(self._ladders[lane], digits))
             return _NOTHING if first in self.existing else frozenset({first})
         exchange, key = destination
-        level = ("level", lane, self._ladders[lane].needs(digits))
+        ladder = self._ladders[lane]
+        # A clock that was set back causes the check sooner, never later.
+        is_recent = 0 <= now - self._looked < LOOK_AGAIN
+        levels: tuple[Any, ...] = ("level", lane, ladder.needs(digits))
+        if levels not in self.existing and ladder.mirrors:
+            path = (PATH, lane, digits)
+            if not self._looked or (is_recent and path in self.existing):
+                levels = path
         wanted: tuple[tuple[Any, ...], ...] = (
-            BINDINGS,
-            level,
+            levels,
             ("target", exchange) if exchange else ("way", key),
         )
         if not exchange and len(keys) > 1:
             # The alternate exchange gets a message only if none of its keys matches. So with one
             # key for a queue with a relay, a queue without a relay would get nothing.
-            wanted = (BINDINGS, level, *(("relay", each) for each in keys))
+            wanted = (levels, *(("relay", each) for each in keys))
+        if exchange or self._repeats or (self._looked and not is_recent):
+            wanted += (BINDINGS,)
         if self._queue_per_delay:
             wanted += (("direct", lane, digits),)
-        # A clock that was set back causes the check sooner, never later.
-        if 0 <= now - self._looked < LOOK_AGAIN and self.existing.issuperset(wanted):
+        if is_recent and self.existing.issuperset(wanted):
             return _NOTHING
         return frozenset(wanted)
 
@@ -332,8 +339,13 @@ class Router(DeliverySide):
         if not self._declares:
             yield from self._find(wanted)
             return
-        if not 0 <= now - self._looked < LOOK_AGAIN:
+        if not (self._looked and 0 <= now - self._looked < LOOK_AGAIN):
             yield from self._look_again(now)
+        for _, lane, digits in [each for each in wanted if each[0] == PATH]:
+            ways = [each[1] for each in wanted if each[0] == "way"]
+            if not (yield from self._begin(lane, digits, ways)):
+                wanted.add(("level", lane, self._ladders[lane].needs(digits)))
+            wanted.discard((PATH, lane, digits))
         makers: dict[str, Callable[..., Steps]] = {
             "bindings": self._repeat_bindings,
             "way": self._lead_to,
@@ -344,9 +356,10 @@ class Router(DeliverySide):
         }
         for _ in range(ATTEMPTS):
             yield from self._settle()
+            losses = self._losses
             for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
                 yield from makers[each[0]](*each[1:])
-            if BINDINGS in self.existing:
+            if self._losses == losses:
                 return
         raise TopologyError(
             f"a part of the ladder was deleted during {ATTEMPTS} attempts to declare it; stop the "
@@ -392,7 +405,9 @@ class Router(DeliverySide):
             tuple(Queue(each, ()) for each in relays),
         )
         look = self._look_at(self._heights, topology.base + part)
-        if self._heights and (yield from self._past_parking(look)) is Answer.MISSING:
+        # For the first message, what it passes is looked at next.
+        known = self._looked and (self._heights or BASE in self.existing)
+        if known and (yield from self._past_parking(look)) is Answer.MISSING:
             self.lost()
         self._looked = now
         if self._lacks_parking:

@@ -29,7 +29,7 @@ from kombu_binary_delay.model.versions import (
     is_since,
 )
 
-from .knowledge import ATTEMPTS, BINDINGS, REPEATING, Bound, names_of, one, quietly
+from .knowledge import ATTEMPTS, BASE, BINDINGS, PATH, REPEATING, Bound, names_of, one, quietly
 from .ladder_side import LadderSide
 
 #: RabbitMQ reports such a name as a queue, and lets nobody bind it:
@@ -55,6 +55,42 @@ class DeliverySide(LadderSide):
                 and self.topology.wants_relay(queue, self._settings.relays)
             )
         )
+
+    def _begin(self, lane: int, digits: tuple[str, ...], ways: Iterable[str]) -> Any:
+        """Check all that the first message of a connection needs, which may be its only one.
+
+        This takes one round trip, and as much of the broker's time as it must. If a part is missing
+        or refused, the steps for each part find out which, and declare it.
+
+        :param ways: the queues to lead to.
+        :returns: whether the levels have what it needs.
+        """
+        if not self._trusts:
+            return False
+        passed = self._ladders[lane].passed(digits, direct=self._queue_per_delay)
+        exchanges, queues = names_of(self.topology.base)
+        straight = [each for each in ways if each in self._refusing and not self._refuses(each)]
+        look = Look(
+            (*exchanges, *passed.exchanges),
+            (*queues, *passed.queues),
+            sum((self.topology.to_queue(each).bindings for each in straight), passed.bindings),
+        )
+        found = Answer.MISSING
+        with suppress(TopologyError):
+            found = yield from self._past_parking(look)
+        if found is not Answer.DONE:
+            self.existing.discard(BASE)
+            return False
+        self.existing |= {BASE, (PATH, lane, digits)}
+        for queue in straight:
+            self._led_to(queue, by_relay=False)
+        return True
+
+    def _led_to(self, queue: str, *, by_relay: bool) -> None:
+        self.existing.add(("way", queue))
+        if by_relay or not self.topology.can_have_relays:
+            self.existing.add(("relay", queue))
+        self._warned.pop(queue, None)
 
     def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
         """Bind a queue that is addressed through the default exchange.
@@ -93,10 +129,7 @@ class DeliverySide(LadderSide):
                 yield from self._warn_lost_way(queue, why, unless, beside_others=beside_others)
                 return
         if answer is Answer.DONE:
-            self.existing.add(("way", queue))
-            if by_relay or not self.topology.can_have_relays:
-                self.existing.add(("relay", queue))
-            self._warned.pop(queue, None)
+            self._led_to(queue, by_relay=by_relay)
         else:
             yield from self._without_way(queue, answer, beside_others=beside_others)
 
@@ -358,13 +391,9 @@ class DeliverySide(LadderSide):
 
     # -- what the program declares, binds and deletes ------------------------------------------
 
-    @property
-    def _is_active(self) -> bool:
-        return BINDINGS in self.existing
-
     def consuming(self) -> Steps:
         """Repeat what was bound so far for delayed messages: the connection begins to consume."""
-        if not self._declares or self._is_active:
+        if not self._declares or BINDINGS in self.existing:
             return
         try:
             yield from self._repeat_bindings()
@@ -374,6 +403,7 @@ class DeliverySide(LadderSide):
             yield Warn(f"delayed messages may not reach the queues bound here: {exc}")
 
     def _repeat_bindings(self) -> Steps:
+        self._repeats = True
         for _ in range(ATTEMPTS):
             self.existing.add(REPEATING)
             if self._bound or self._queues:
@@ -514,7 +544,10 @@ class DeliverySide(LadderSide):
 
     def _followed(self, steps: Steps) -> Steps:
         """Run steps after the program's own call, which has already succeeded."""
-        if not self._is_active:
+        if self._looked and not self._repeats:
+            yield from quietly(steps)
+            return
+        if BINDINGS not in self.existing:
             return
         # If this is interrupted, the next publish does it.
         self.existing -= {BINDINGS}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kombu_binary_delay.commands import Delete, Ensure, Look, OutOfReachError, Pause, Steps, Warn
 from kombu_binary_delay.errors import AddressError, TopologyError
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.model.versions import can_have_type_told
 from kombu_binary_delay.settings import Settings
@@ -52,6 +52,8 @@ BINDINGS = ("bindings",)
 REPEATING = ("repeating",)
 #: The exchange of a ladder that somebody else makes, to which a message is published.
 FIRST = "first"
+#: What the first message of a connection needs of the levels: lane, digits.
+PATH = "path"
 #: In the order of declaration: the levels after the delivery side, which shows whether a part of
 #: the topology is missing.
 KINDS = (
@@ -150,6 +152,11 @@ class Knowledge:
         self._lacks_parking = False
         #: Whether something was deleted, and nothing was declared since.
         self._disturbed = False
+        #: How often something was found to be deleted.
+        self._losses = 0
+        #: Whether this connection repeats what it has bound: not for its first delayed messages, if
+        #: they are for queues and it does not consume.
+        self._repeats = False
         self._published = 0
         self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
         #: The warnings about a queue or an exchange that does not exist.
@@ -163,6 +170,7 @@ class Knowledge:
         self._delays.clear()
         self._trusts = False
         self._disturbed = True
+        self._losses += 1
 
     def _can_ask(self, exchange: str) -> bool:
         """Whether the broker can be asked again for the type of an exchange."""
@@ -214,6 +222,7 @@ class Knowledge:
         :param heights: the highest level of each lane.
         """
         exchanges, queues = names_of(base)
+        bindings: tuple[Binding, ...] = ()
         for lane, height in heights.items():
             ladder = self._ladders[lane]
             for part in ladder.levels[: height + 1]:
@@ -221,7 +230,8 @@ class Knowledge:
                 queues += [each.name for each in part.queues]
             if self._queue_per_delay:
                 exchanges += names_of(ladder.direct_base)[0]
-        return Look(tuple(exchanges), tuple(queues))
+            bindings += ladder.unproven(height)
+        return Look(tuple(exchanges), tuple(queues), bindings)
 
 
 def names_of(part: Part) -> tuple[list[str], list[str]]:

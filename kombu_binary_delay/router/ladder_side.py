@@ -31,10 +31,10 @@ class LadderSide(Knowledge):
         """Declare the levels up to a height, lowest first, or up to an earlier, greater height.
 
         A level's exchange is declared after everything below it, bindings included (see
-        :meth:`.Part.in_order`). So if the exchanges exist, and the highest level accepts its
-        bindings again, everything else exists, even if the connection that declared it was cut off:
-        a new connection needs one check. If a part was deleted, all levels are declared again; a
-        connection that is cut off in that can leave a binding out.
+        :meth:`.Part.in_order`). So if exchanges and queues exist, and the few bindings are made
+        again that follow the last exchange, everything else exists, even if the connection that
+        declared it was cut off: one check is enough. If a part was deleted, all levels are declared
+        again; a connection that is cut off in that can leave a binding out.
         """
         if ("level", lane, wanted) in self.existing:
             return
@@ -47,10 +47,6 @@ class LadderSide(Knowledge):
         if self._trusts:
             base = Part() if BASE in self.existing else self.topology.base
             found = yield from self._past_parking(self._look_at({lane: height}, base))
-            if found is Answer.DONE and height >= 0:
-                # The lowest level, too: the delivery exchange alone may have been recreated.
-                bindings = levels[0].bindings + levels[height].bindings
-                found = yield Ensure(Part(bindings=bindings), what)
         if found is Answer.MISSING:
             self.existing.discard(BASE)
             yield from self._lay_base()

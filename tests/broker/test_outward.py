@@ -795,6 +795,7 @@ def test_queues_that_end_with_their_channel_are_forgotten(connect):
         "first", routing_key="q", headers={"x-delay": 60_000}
     )
     router = connection.connection.delay_mechanism.router
+    connection.default_channel.basic_get("q")
     before = set(router.existing)
     for _ in range(3):
         channel = connection.channel()

@@ -140,6 +140,37 @@ def test_a_message_waits_its_delay_in_one_queue_at_a_time_and_reaches_its_queue_
     assert path.arrived == {wanted}
 
 
+@given(st.data(), ladders, st.sampled_from(LAYOUTS), st.booleans())
+def test_what_a_message_passes_is_all_that_it_needs_of_a_ladder(data, ladder, layout, direct):
+    """Without the bindings into delivery, of its own level, and into it, but for those named."""
+    topology = Topology(ladder, layout=layout)
+    digits = ladder.digits(data.draw(delays(ladder)))
+    whole = topology.whole + topology.direct_base + topology.to_queue("q")
+    whole += Part(bindings=sum(map(topology.direct_bindings, range(ladder.levels)), ()))
+    first = topology.direct if direct else topology.entry_exchange(digits)
+    address = format_address(digits, Destination("", "q"))
+
+    exchanges, queues, bindings = topology.passed(digits, direct=direct)
+
+    kept = {*exchanges, *queues, "q"}
+    kept |= {each.name for each in topology.base.exchanges + topology.base.queues}
+    unproven = {topology.level_of(digits), topology.direct_fallback}
+    proven = tuple(
+        each
+        for each in whole.bindings
+        if {each.source, each.destination} <= kept
+        and each.destination != topology.delivery
+        and each.source not in unproven
+    )
+    assert {*bindings} <= {*whole.bindings}
+    needed = Part(
+        tuple(each for each in whole.exchanges if each.name in kept),
+        tuple(each for each in whole.queues if each.name in kept),
+        proven + bindings,
+    )
+    assert walk(needed, first, address) == walk(whole, first, address)
+
+
 @given(st.data(), kinds, kinds)
 def test_a_delayed_message_reaches_the_queues_that_an_undelayed_one_would(data, kind, other_kind):
     """Two exchanges with bindings of all sorts, one perhaps bound to the other."""

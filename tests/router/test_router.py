@@ -90,10 +90,11 @@ def broker():
 
 
 def refuse(steps, part):
-    """Answer commands, and refuse the one that declares this part."""
+    """Answer commands, and refuse those that make the bindings of this part."""
     command = next(steps)
     while True:
-        if isinstance(command, Ensure) and command.part == part:
+        made = command.part.bindings if isinstance(command, Ensure) else command.bindings
+        if {*part.bindings} <= {*made}:
             command = steps.throw(TopologyError("refused"))
         else:
             command = steps.send(Answer.DONE)
@@ -311,7 +312,8 @@ def test_a_level_whose_node_is_down_is_not_taken_for_deleted(broker):
     connection = Connection(broker, queue_type="classic")
     connection.queue("q")
     connection.publish()
-    broker.out_of_reach.add(connection.topology.levels[0].queues[0].name)
+    # That of a second, through which the message passes.
+    broker.out_of_reach.add(connection.topology.levels[1].queues[0].name)
     connection.now += LOOK_AGAIN
     for publisher in (connection, connection, Connection(broker, queue_type="classic")):
         with pytest.raises(OutOfReachError):
@@ -605,7 +607,7 @@ def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
     steps = connection.router.prepare(plan.needs, NOW)
 
     with pytest.raises(TopologyError):
-        refuse(steps, connection.topology.base)
+        refuse(steps, connection.topology.to_queue("q"))
 
     assert connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kombu_binary_delay.commands import Ensure, Unbind
+from kombu_binary_delay.commands import Ensure, Look, Unbind
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED
-from tests.router.test_router import SECOND, Connection, relays
+from tests.router.test_router import SECOND, SERVER, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
 if TYPE_CHECKING:
@@ -157,9 +157,10 @@ def test_the_ways_to_many_queues_are_declared_again_a_few_after_each_look(broker
 
     for _ in range(3):
         connection.now += LOOK_AGAIN
-        renewed = [name for name in names if connection.publish(name)[0]]
-        # That which is published first meets the look itself.
-        assert len(renewed) <= MAX_RENEWED + 1
+        done = [command for name in names for command in connection.publish(name)[0]]
+        parts = [each.part for each in done if isinstance(each, Ensure)]
+        renewed = [way.destination for part in parts for way in part.bindings]
+        assert len(renewed) <= MAX_RENEWED
         again += renewed
 
     assert {*again} == {*names}
@@ -386,3 +387,98 @@ def interrupted(broker, steps, commands):
             command = steps.send(answer)
             answer = broker.do(command)
     steps.close()
+
+
+#: By a name: settings, the properties of a message, and what the broker says of itself.
+LADDERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
+    "default": ({}, {}, SERVER),
+    "skip": ({"layout": "skip"}, {}, SERVER),
+    "classic": ({"queue_type": "classic"}, {}, SERVER),
+    "lanes": ({"lanes": 3}, {"message_id": "one"}, SERVER),
+    "urgent": ({}, {"priority": 9}, {**SERVER, "version": "4.1.0"}),
+    "queue_per_delay": ({"queue_per_delay": True}, {}, SERVER),
+}
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+@pytest.mark.parametrize("seconds", [60, 61.5, 4097.125])
+def test_a_new_connection_notices_whatever_its_message_needs_and_looks_at_little_else(
+    broker, ladder, seconds
+):
+    settings, properties, server = LADDERS[ladder]
+    delay = round(seconds * SECOND)
+
+    def connected():
+        connection = Connection(broker, server, **settings)
+        connection.queue("q")
+        return connection
+
+    def arrives(connection):
+        _, plan = connection.publish(delay=delay, **properties)
+        headers = plan.properties["application_headers"]
+        (rest,) = broker.follow(plan.exchange, [plan.routing_key], headers)
+        return rest.queue, round(rest.waited / 1000, 3)
+
+    assert arrives(connected()) == ("q", seconds)
+    done, _ = connected().publish(delay=delay, **properties)
+    (look,) = [each for each in done if isinstance(each, Look)]
+    assert len([*look.exchanges, *look.queues, *look.bindings]) <= 25
+    assert [type(each) for each in done if not isinstance(each, Look)] in ([], [Ensure])
+    # An exchange and its queue have one name.
+    for kind, names in (("exchange", look.exchanges), ("queue", look.queues)):
+        for name in names:
+            (broker.delete_queue if kind == "queue" else broker.delete_exchange)(name)
+            assert arrives(connected()) == ("q", seconds), (kind, name)
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+@pytest.mark.parametrize("who", ["new", "running"])
+def test_levels_are_bound_to_a_delivery_exchange_that_a_consumer_has_made_anew(broker, ladder, who):
+    settings, properties, server = LADDERS[ladder]
+    publisher, consumer = (Connection(broker, server, **settings) for _ in range(2))
+    for connection in (publisher, consumer):
+        connection.queue("q")
+    for seconds in (60, 61):
+        publisher.publish(delay=seconds * SECOND, **properties)
+    broker.delete_exchange(publisher.topology.delivery)
+    consumer.consume()
+
+    if who == "new":
+        publisher = Connection(broker, server, **settings)
+        publisher.queue("q")
+    publisher.now += LOOK_AGAIN
+
+    _, plan = publisher.publish(delay=60 * SECOND, **properties)
+    headers = plan.properties["application_headers"]
+    (rest,) = broker.follow(plan.exchange, [plan.routing_key], headers)
+    assert (rest.queue, rest.waited) == ("q", 60_000)
+
+
+@pytest.mark.parametrize("begins", ["half a minute later", "by the exchange", "as a consumer"])
+def test_a_connection_repeats_its_bindings_when_it_does_more_than_send_one_message_to_a_queue(
+    broker, begins
+):
+    owner, other = Connection(broker), Connection(broker)
+    for each in (owner, other):
+        each.exchange("x", "topic")
+    owner.queue("q")
+    owner.bind("q", "x", "a.*")
+    owner.publish("q")
+    assert other.reached("a.b", "x") == [other.topology.parking]
+
+    if begins == "as a consumer":
+        owner.consume()
+    else:
+        owner.now += LOOK_AGAIN if "later" in begins else 0
+        owner.publish("a.b", "x" if "exchange" in begins else "")
+
+    assert other.reached("a.b", "x") == ["q"]
+
+
+def test_what_a_connection_binds_after_its_first_delayed_message_is_repeated_at_once(broker):
+    owner, other = Connection(broker), Connection(broker)
+    owner.queue("q")
+    owner.publish("q")
+    owner.exchange("x", "direct")
+    owner.bind("q", "x", "k")
+    assert other.reached("k", "x") == ["q"]
