@@ -1751,7 +1751,7 @@ def test_acknowledgements_count_however_late_and_close_together_they_arrive(vhos
         for number in range(100):
             connection.Producer().publish(number, routing_key="q")
         wait_until(lambda: vhost.waiting("q") == {"q": 100})
-    taken = []
+    taken: list[Any] = []
     with (
         Proxy(urlsplit(vhost.url).port or 5672) as proxy,
         Connection(proxy.through(vhost.url)) as connection,

@@ -1,5 +1,7 @@
 """A message that cannot be decoded is taken apart, changed and put together as bytes."""
 
+from typing import Any
+
 import amqp
 import pytest
 from amqp.serialization import loads
@@ -47,7 +49,7 @@ def test_what_is_left_out_is_in_the_note_if_that_fits():
     field = b"\2CCS\0\0\0\1a"
     raw = joined({**split(table(field + b"\1bt\1" + field)), "expiration": b"\00210"})
     raw = joined({**split(raw), "user_id": b"\4user"})
-    change = {"without": ("CC", "expiration"), "note": ("why", {"x": 1})}
+    change: Any = {"without": ("CC", "expiration"), "note": ("why", {"x": 1})}
 
     noted = raw_copy(b"", raw, largest=4096, **change)
     small = raw_copy(b"", raw, largest=40, **change)
