@@ -25,7 +25,6 @@ MAX_LANES = 64
 
 _BESIDE_A_FOREIGN_LADDER = (
     "declare",
-    "protocol_1",
     "foreign_ladder",
     "journal",
     "journal_max_age",
@@ -67,11 +66,9 @@ class Settings:
     :param queue_type: ``"quorum"``, or ``"classic"`` for levels that can lose messages in a crash.
     :param declare: ``"lazy"`` declares each part of the topology when it is first needed;
         ``"never"`` declares nothing, for brokers where an administrator makes the topology.
-    :param protocol_1: whether to read delays from the JSON bodies of Celery's task protocol 1, for
-        apps with ``task_protocol = 1``. Every publish then has to look at its message's body.
     :param foreign_ladder: another system's ladder in the same virtual host, to delay on instead of
         ours: ``"nservicebus"``, ``"nservicebus-v1"`` or ``"celery"``. It reaches queues by name
-        only. Beside it you can set only ``declare``, ``protocol_1``, ``jitter``, and the settings
+        only. Beside it you can set only ``declare``, ``jitter``, and the settings
         of the journal and the amendments.
     :param relays: glob patterns of queues that may reject messages because of a policy, or because
         their nodes are down. Each gets a relay, so that its messages do not hold up others, unless
@@ -111,7 +108,6 @@ class Settings:
     queue_per_delay: bool = False
     queue_type: str = "quorum"
     declare: str = "lazy"
-    protocol_1: bool = False
     foreign_ladder: str | None = None
     relays: tuple[str, ...] = ()
     journal: str | None = None
@@ -143,7 +139,6 @@ class Settings:
         self._choice("queue_type", QUEUE_TYPES)
         self._choice("declare", DECLARE)
         self._switch("queue_per_delay")
-        self._switch("protocol_1")
         self._switch("journal_arguments")
         self._switch("amendments")
         if type(self.lanes) is not int or not 1 <= self.lanes <= MAX_LANES:

@@ -74,7 +74,6 @@ from .model.delay import (
     TASK,
     X_DELAY,
     due_time,
-    headers_of_body,
     is_over,
     is_retry,
 )
@@ -125,7 +124,7 @@ class ChannelMixin(AmendingChannel):
         headers = msg.properties.get(HEADERS)
         if headers and TASK in headers and (headers.get(RETRIES) or headers[TASK] == CHORD_UNLOCK):
             msg, headers = self._as_resent(msg, headers)
-        asked = (headers or self._reads_bodies) and self.asked(msg)
+        asked = self.asked(headers) if headers else None
         if asked:
             msg, asked = self.with_jitter(msg, asked)
         if headers and (KEY in headers or REPLACES in headers) and self.begins_generation(headers):
@@ -199,16 +198,9 @@ class ChannelMixin(AmendingChannel):
         changed.properties = {**msg.properties, HEADERS: resent}
         return changed, resent
 
-    def asked(self, msg: Any) -> dict[str, Any] | None:
-        """Return the headers that ask for a delay; None or empty if the message asks for none."""
-        headers: dict[str, Any] = msg.properties.get(HEADERS) or {}
-        if self._reads_bodies and TASK not in headers:
-            asked = headers_of_body(msg.properties, msg.body)
-            if asked:
-                # Of such a task's headers, these are ours.
-                return asked | {
-                    name: headers[name] for name in (X_DELAY, JITTER) if name in headers
-                }
+    @staticmethod
+    def asked(headers: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the headers if they ask for a delay, and else None."""
         return headers if headers.get(ETA) is not None or X_DELAY in headers else None
 
     def with_jitter(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -401,7 +393,6 @@ class ChannelMixin(AmendingChannel):
     supports_batch_publish = True
     #: See :mod:`.header_frames`.
     removes_deaths = True
-    _reads_bodies = False
     #: How long the publish that waits for its confirm may wait, in seconds.
     _confirm_timeout: float | None = None
     #: Actions for after the confirm or the commit; None while no publish waits for one.
@@ -607,10 +598,6 @@ class TransportMixin(_Above):
         connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
         leave_out_deaths(connection, router.topology.owns)
         executor.run(router.opened())
-        if settings.protocol_1:
-            # For this connection only.
-            reading = {"_reads_bodies": True}
-            connection.Channel = type("Protocol1Channel", (connection.Channel,), reading)
         return connection
 
     def _connect(self) -> Any:

@@ -29,7 +29,6 @@ from kombu_binary_delay.model.delay import (
     JITTER,
     RETRIES,
     TASK,
-    headers_of_body,
     is_retry,
 )
 from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
@@ -144,15 +143,6 @@ class AmendingChannel(FollowingChannel):
         wait = check_wait(headers.get(LONGEST_WAIT))
         if wait is not None and KEY not in headers:
             raise AmendmentError(f"{LONGEST_WAIT} needs {KEY}, which this message does not have")
-        if (
-            REPLACES in headers
-            and self._reads_bodies
-            and TASK in headers_of_body(msg.properties, msg.body)
-        ):
-            raise AmendmentError(
-                f"a task of protocol 1 cannot replace another with {REPLACES}, since its retries "
-                f"lose that header; set task_protocol to 2"
-            )
         now = time.time_ns() // 1000
         at = now // 1000
         generation = new_generation(at)

@@ -240,11 +240,11 @@ class PublishBatch:
             self.check()
             self._is_timed = self._is_timed or confirm_timeout is not None
             asked = getattr(self.channel, "asked", None)
-            headers = asked and asked(message)
-            if headers or (
-                asked and self.channel.begins_generation(message.properties.get(HEADERS))
-            ):
-                self._plan(pending, headers or {})
+            headers = message.properties.get(HEADERS)
+            if asked and headers:
+                delay = asked(headers)
+                if delay or self.channel.begins_generation(headers):
+                    self._plan(pending, delay or {})
             self._buffer.append(pending)
             if pending.records:
                 self._to_record.append(pending)

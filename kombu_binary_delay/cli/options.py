@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from kombu_binary_delay.settings import Settings
 
 #: Settings that only publishing programs use.
-NOT_FOR_OPERATORS = ("protocol_1", "jitter")
+NOT_FOR_OPERATORS = ("jitter",)
 HELP = {
     "tick": "The smallest delay, in milliseconds; delays are rounded up to whole ticks.  "
     "[default: 125]",

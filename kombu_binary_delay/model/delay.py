@@ -6,15 +6,11 @@
 * ``x-delay-jitter``: milliseconds, the longest time by which a delayed message arrives later, on
   purpose. The message's name decides how much later, see :func:`spread`.
 
-A message of Celery's task protocol 1 has its ``eta`` in the body; :func:`headers_of_body` reads it
-if the setting ``protocol_1`` is on.
-
 An exchange of the plugin's type does not delay a message that has neither header.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -120,19 +116,6 @@ def keep_due(headers: dict[str, Any], due: int) -> None:
         headers[ETA] = (_EPOCH + timedelta(milliseconds=due)).isoformat()
 
 
-def headers_of_body(properties: Mapping[str, Any], body: str | bytes) -> dict[str, Any]:
-    """Read from a body of protocol 1 what is in headers in protocol 2."""
-    if properties.get("content_type") != "application/json":
-        return {}
-    try:
-        task = json.loads(body)
-    except (ValueError, TypeError, RecursionError):
-        # It is no text, or nested too deep: no task of Celery's.
-        return {}
-    names = (ID, TASK, ETA, RETRIES)
-    return {name: task[name] for name in names if name in task} if _is_task(task) else {}
-
-
 def is_retry(headers: Mapping[str, Any]) -> bool:
     """Whether a message is a retry of a Celery task that a worker would keep until it is due."""
     held = TASK in headers and headers.get(ETA) is not None and X_DELAY not in headers
@@ -152,10 +135,6 @@ def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, 
             f"type to route by, such as 'direct' or 'topic', got {routes_like!r}"
         )
     return routes_like, rest
-
-
-def _is_task(body: object) -> bool:
-    return isinstance(body, dict) and {ID, TASK, "args", "kwargs"} <= body.keys()
 
 
 def _microseconds(value: object, header: str = X_DELAY) -> int:

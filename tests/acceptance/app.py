@@ -86,10 +86,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
-    "protocol 1": {
-        "task_protocol": 1,
-        "broker_transport_options": {"binary_delay": {"protocol_1": True}},
-    },
     "quorum on a direct exchange": {
         "task_default_queue_type": "quorum",
         "broker_transport_options": {"confirm_publish": True},

@@ -1,4 +1,4 @@
-"""Tasks of every kind are amended: of protocol 1, with a priority, redelivered, retried."""
+"""Tasks of every kind are amended: with a priority, redelivered, retried."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from kombu_binary_delay import AmendmentError, cancel, replace, reschedule
+from kombu_binary_delay import cancel, reschedule
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked
 
 
-@pytest.mark.parametrize("shape", ["protocol 1", "priority", "quorum on a topic exchange"])
+@pytest.mark.parametrize("shape", ["priority", "quorum on a topic exchange"])
 def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, shape: str):
     system: LocalSystem = new_system(shape)
     worker = system.worker("--pool=threads")
@@ -43,15 +43,6 @@ def test_tasks_of_every_kind_are_cancelled_postponed_and_superseded(new_system, 
     assert [run.retries for run in runs] == [0, 1]
     if shape == "priority":
         assert {run.priority for run in runs} == {3}
-
-
-def test_a_task_of_protocol_1_replaces_none_since_its_retries_would_be_dropped(new_system):
-    system: LocalSystem = new_system("protocol 1")
-    system.worker("--pool=solo")
-    old = system.send("retry", 1, 0.5, countdown=1)
-    with pytest.raises(AmendmentError, match="set task_protocol to 2"):
-        replace(system.task("retry", 2, 0.5), old.id, countdown=1)
-    assert old.get(timeout=LATE) == 1
 
 
 def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_system, tmp_path):

@@ -12,7 +12,6 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from tests.acceptance.journal import LATE, Entry, wait_until
-from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.setup import Setup
 from tests.acceptance.system import System
 from tests.waits import PATIENCE
@@ -275,17 +274,3 @@ def test_in_an_app_of_another_timezone_all_times_are_kept(new_system):
     assert all(start + 1 <= run.at < start + 1 + LATE for run in runs)
     system.journal.assert_on_time(tasks)
     wait_until(lambda: system.waiting() == 0, "an empty ladder")
-
-
-def test_in_an_app_of_task_protocol_1_tasks_wait_in_the_broker_too(new_system):
-    # given
-    system: LocalSystem = new_system("protocol 1")
-    system.worker("--pool=threads")
-    # when
-    later = system.send_note(countdown=3600)
-    task = system.send("retry", 2, 0.5, countdown=0.5).id
-    # then
-    system.journal.wait_for(task, times=3)
-    system.journal.assert_on_time([task])
-    assert not system.journal.received(later)
-    system.wait_for_waiting(1)

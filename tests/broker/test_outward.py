@@ -610,26 +610,6 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
     assert early == {}
 
 
-@pytest.mark.parametrize("headers", [{}, {"eta": "soon"}, {"x-delay": 1}], ids=repr)
-def test_a_task_of_protocol_1_waits_where_the_settings_ask_for_it(connect, collect, headers):
-    queue = Queue("q")
-    eta = datetime.now(UTC) + timedelta(seconds=1)
-    task = {"id": "1", "task": "t", "args": [], "kwargs": {}, "eta": eta.isoformat()}
-    started = time.time()
-    for protocol_1 in (True, False):
-        with connect(binary_delay={"protocol_1": protocol_1}).Producer() as producer:
-            named = {**headers, "at": protocol_1}
-            producer.publish(task, routing_key="q", declare=[queue], headers=named)
-
-    arrivals = collect(connect(), [queue], 2)
-
-    undelayed, delayed = sorted(arrivals, key=lambda each: str(each.headers["at"]))
-    for name, value in headers.items():
-        assert undelayed.headers.get(name, value) == delayed.headers.get(name, value) == value
-    assert delayed.at - started >= 1
-    assert delayed.body == undelayed.body == task
-
-
 @pytest.mark.parametrize("settings", [{}, {"levels": 1}], ids=["key too long", "delay too long"])
 def test_a_retry_that_cannot_be_delayed_is_left_to_a_worker_and_a_first_try_is_refused(
     connect, collect, caplog, confirm, settings

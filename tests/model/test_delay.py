@@ -1,6 +1,5 @@
 """What a message's headers say about when it is due."""
 
-import json
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from kombu_binary_delay import DelayError
 from kombu_binary_delay.model.delay import (
     due_time,
-    headers_of_body,
     keep_due,
     plain_exchange,
     spread,
@@ -188,23 +186,3 @@ def test_an_exchange_of_the_plugins_type_becomes_the_one_it_routes_like():
 def test_a_missing_or_self_referring_type_is_refused(arguments):
     with pytest.raises(DelayError, match="x-delayed-type"):
         plain_exchange(arguments)
-
-
-ASKED = {"id": "1", "task": "t", "eta": at(2).isoformat(), "retries": 1}
-TASK_BODY = {**ASKED, "args": [], "kwargs": {}}
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body", "headers"),
-    [
-        ("application/json", json.dumps(TASK_BODY), ASKED),
-        ("application/json", json.dumps(TASK_BODY).encode(), ASKED),
-        ("application/x-python-serialize", json.dumps(TASK_BODY), {}),
-        ("application/json", json.dumps({"eta": "soon"}), {}),
-        ("application/json", json.dumps([[], {}, {}]), {}),
-        ("application/json", "no json", {}),
-        ("application/json", b"\xff", {}),
-    ],
-)
-def test_a_body_of_protocol_1_says_what_headers_say_in_protocol_2(content_type, body, headers):
-    assert headers_of_body({"content_type": content_type}, body) == headers

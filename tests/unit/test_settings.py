@@ -47,7 +47,7 @@ def test_no_settings_are_the_defaults():
         ({"levels": 33}, "x-message-ttl"),
         ({"queue_type": "quorom"}, r"must be one of .* did you mean 'quorum'\?"),
         ({"queue_type": ["quorum"]}, "queue_type"),
-        ({"protocol_1": 1}, "True or False, got 1"),
+        ({"amendments": 1}, "True or False, got 1"),
         ({"declare": "eager"}, "'lazy', 'never'"),
         ({"namespace": "a.b"}, "namespace"),
         ({"namespace": ""}, "namespace"),
