@@ -8,14 +8,14 @@ from .amend import Amended, Chosen, amend, choose
 from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
-from .errors import IncompleteError, OperationError, RefusedError, UnreachableError
+from .errors import OperationError, RefusedError, UnreachableError
 from .explain import Explanation, Stay, explain
 from .fix import fix
 from .management import Management
 from .migrate import Migration, Plan, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
-from .redrive import Parked, Redrive, Refill, parked, redrive, refill
+from .redrive import Parked, Redrive, parked, redrive
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
@@ -51,7 +51,6 @@ __all__ = [
     "Expected",
     "Explanation",
     "Finding",
-    "IncompleteError",
     "LadderStatus",
     "Management",
     "Migration",
@@ -60,7 +59,6 @@ __all__ = [
     "Plan",
     "Pruning",
     "Redrive",
-    "Refill",
     "RefusedError",
     "Repair",
     "Selection",
@@ -94,7 +92,6 @@ __all__ = [
     "prune",
     "ready",
     "redrive",
-    "refill",
     "repair",
     "status",
     "story_by_journal",

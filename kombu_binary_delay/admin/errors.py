@@ -13,10 +13,6 @@ class RefusedError(OperationError):
     """The operation was refused, since it would lose or misplace messages."""
 
 
-class IncompleteError(OperationError):
-    """What an operation has left undone could not be written down as a whole."""
-
-
 class UnreachableError(OperationError):
     """A broker, or its management API, does not answer or refuses the login."""
 

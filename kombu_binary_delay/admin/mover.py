@@ -10,13 +10,11 @@ py-amqp cannot decode is moved and published with the bytes that came.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import amqp
 from amqp.exceptions import (
@@ -81,14 +79,6 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Write:
-    """Write a line to the mover's file and, when it is on the disk, remove the message."""
-
-    line: str
-    count: str
-
-
-@dataclass(frozen=True)
 class Keep:
     """Leave a message in its queue."""
 
@@ -103,7 +93,7 @@ class Done:
     count: str
 
 
-Decision = Send | Write | Keep | Done
+Decision = Send | Keep | Done
 
 
 class Mover:
@@ -112,15 +102,12 @@ class Mover:
     :param source: a :class:`kombu.Connection` to the broker to take them from.
     :param aside: another connection to the same broker, for messages that do not go to the target.
     :param target: a connection to the broker to send them to, with the transport that publishes.
-    :param file: the file for :class:`Write`.
     """
 
-    def __init__(self, source: Any, aside: Any, target: Any, file: IO[str] | None = None) -> None:
+    def __init__(self, source: Any, aside: Any, target: Any) -> None:
         self._source = source
         self._onward = PublishBatch(target.channel(), WINDOW, self._on_outcome)
         self._aside = PublishBatch(aside.channel(), WINDOW, self._on_outcome)
-        self._file = file
-        self._written: list[tuple[int, str]] = []
         self._acks: Acks | None = None
         self._requeue: Requeue
         self._max_deliveries = MOST_RETURNS
@@ -245,8 +232,6 @@ class Mover:
             self._keep(message, what.count, what.why)
         elif isinstance(what, Done):
             self._take(message.delivery_tag, what.count)
-        elif isinstance(what, Write):
-            self._write(message.delivery_tag, what)
         else:
             self._publish(self._aside if what.aside else self._onward, what, message)
 
@@ -266,29 +251,6 @@ class Mover:
 
     def _may_not_come_back(self, message: Any) -> bool:
         return returns(message.properties.get(HEADERS)) >= self._max_deliveries
-
-    def _write(self, tag: int, what: Write) -> None:
-        if self._file is None:
-            raise ValueError("this mover has no file; give it one to write messages")
-        self._file.write(what.line + "\n")
-        self._written.append((tag, what.count))
-        if len(self._written) == WINDOW:
-            self._sync()
-
-    def _sync(self) -> None:
-        """Remove messages that are safely in the file from their queue."""
-        if self._file is None or not self._written:
-            return
-        written, self._written = self._written, []
-        self._file.flush()
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as exc:
-            # A pipe or a file in memory cannot be synced. A full disk is an error.
-            if exc.errno not in (None, errno.EINVAL, errno.ENOTSUP):
-                raise
-        for tag, count in written:
-            self._take(tag, count)
 
     def _publish(
         self, batch: PublishBatch, what: Send, message: Any, *, stays: bool = False
@@ -339,7 +301,6 @@ class Mover:
 
     def _settle(self) -> None:
         """Remove what is confirmed or safely written from the queue."""
-        self._sync()
         if self._acks is not None:
             self._acks.send()
 

@@ -1,26 +1,19 @@
-"""Send parked messages on: to their destination, to another one, or to a file and back."""
+"""Send parked messages on: to their destination, or to another one."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from decimal import Decimal
 from functools import cache, partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import amqp
 from amqp.exceptions import AccessRefused
 
 from kombu_binary_delay.amendments.parts import way_of_records
-from kombu_binary_delay.batching.batch import CONFIRMED, Outcome, PublishBatch
-from kombu_binary_delay.errors import DelayError, TopologyError, UnconfirmedError
+from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADERS, carried, due_in, unwrap
 from kombu_binary_delay.model.recognise import parking_of
@@ -28,20 +21,17 @@ from kombu_binary_delay.model.returns import RETURNS
 from kombu_binary_delay.model.topology import Topology
 from kombu_binary_delay.received import copy_of
 
-from .errors import IncompleteError, OperationError, UnreachableError
+from .errors import OperationError, UnreachableError
 from .management import Management
 from .migrate import Plan
 from .mover import (
-    PATIENCE,
     Decision,
     Keep,
     Mover,
     Send,
-    Write,
     as_new,
     key_of,
     max_deliveries,
-    refused_user,
     why_undecodable,
 )
 from .probe import Probe
@@ -49,14 +39,12 @@ from .progress import Progress, ignore
 from .reading import UNREADABLE, read_address
 from .snapshot import queues_now, unknown, why_left
 
-_NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to, or --to-file"
+_NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
 _RECORD = (
     "a record of amendments, parked when a part of its way was missing: nothing shows any more who "
-    "wrote it; if it was a cancellation, cancel again, and take it out with --to-file"
+    "wrote it; if it was a cancellation, cancel again, and take it out with --to"
 )
-#: How each line of a file begins, and how much of a file is read at once to find its last line.
-_BEGINS, _BLOCK = b'{"exchange": "', 65_536
 
 
 @dataclass(frozen=True)
@@ -101,14 +89,12 @@ def redrive(  # noqa: PLR0913 - which, and where to
     *,
     only: Destination | Collection[Destination] | None = None,
     to: Destination | None = None,
-    file: IO[str] | None = None,
     progress: Progress = ignore,
 ) -> Redrive:
     """Send parked messages on; each leaves the parking queue after the broker's confirm.
 
     Messages stay parked if their queue does not exist or they are not due yet. Messages without an
-    address also stay, unless ``to`` or ``file`` is given, and those that cannot be decoded, unless
-    ``to`` is.
+    address, and those that cannot be decoded, also stay, unless ``to`` is given.
 
     :param connect: connects to the broker with Kombu's own transport.
     :param management: to read the parking queue's delivery limit, and whether it has a leader.
@@ -116,7 +102,6 @@ def redrive(  # noqa: PLR0913 - which, and where to
         is read, and a queue without a leader counts as empty.
     :param only: take only messages for this destination, or these; an empty one is for no address.
     :param to: send them here instead of to their own destination.
-    :param file: write them here, as one line of JSON each, instead of to the broker.
     :raises OperationError: if there is no parking queue, or ``to`` is a part of a ladder.
     """
     if isinstance(only, Destination):
@@ -129,8 +114,8 @@ def redrive(  # noqa: PLR0913 - which, and where to
         Probe(taking) as probe,
     ):
         count = _parked(probe, topology, to)
-        sorter = _Sorter(topology, probe, only, to, to_file=file is not None)
-        mover = Mover(taking, aside, sending, file)
+        sorter = _Sorter(topology, probe, only, to)
+        mover = Mover(taking, aside, sending)
         if count:
             mover.run(
                 topology.parking,
@@ -213,155 +198,6 @@ def _refuse_a_ladder(to: Destination, probe: Probe) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Refill:
-    """The numbers of messages sent from a file, and left because of ``reasons``."""
-
-    sent: int
-    left: int = 0
-    reasons: tuple[str, ...] = ()
-
-
-def refill(
-    connection: Any,
-    file: IO[str],
-    to: Destination | None = None,
-    *,
-    left: Callable[[str], object] = str,
-) -> Refill:
-    """Publish the messages that :func:`redrive` wrote to a file; check all lines first.
-
-    :param file: is read twice.
-    :param to: send them here instead of to their own destination.
-    :param left: called with each line that was not confirmed, also after an interrupt: sending only
-        these again cannot duplicate a confirmed message.
-    :raises OperationError: if a line cannot be read; then nothing was sent.
-    :raises UnreachableError: if the broker went away.
-    :raises IncompleteError: if ``left`` did not get all of these lines, as that was interrupted.
-    """
-    if not file.seekable():
-        raise OperationError("the input is read twice, so it must be a file: write it to one first")
-    start = file.tell()
-    _look_at(file)
-    if to is not None:
-        with Probe(connection) as probe:
-            _refuse_a_ladder(to, probe)
-    file.seek(start)
-    refilling = _Refilling(left)
-    try:
-        refilling.send(connection, _lines(file), to)
-    except BaseException as exc:
-        try:
-            # Anew: an interrupt may have ended the reading.
-            file.seek(start)
-            refilling.stop(_lines(file))
-        except BaseException as again:
-            raise IncompleteError(
-                f"{again!r} came while what was not sent was written: send the whole file again; "
-                f"the {refilling.sent} messages that were sent then come twice"
-            ) from again
-        if isinstance(exc, UnconfirmedError):
-            raise UnreachableError(
-                f"the broker went away or refused, after {refilling.sent} messages were "
-                f"sent: {exc.__cause__ or exc}"
-            ) from exc
-        raise
-    return Refill(refilling.sent, sum(refilling.reasons.values()), _most(refilling.reasons))
-
-
-class _Refilling:
-    """Tracks which lines were sent, and reports those that were not."""
-
-    def __init__(self, left: Callable[[str], object]) -> None:
-        self._left = left
-        self._pending: dict[int, str] = {}
-        self._taken = 0
-        self.sent = 0
-        self.reasons: Counter[str] = Counter()
-
-    def send(
-        self, connection: Any, lines: Iterator[tuple[int, str]], to: Destination | None
-    ) -> None:
-        channel = connection.channel()
-        with (
-            # A connection that publishes may be blocked, and would not answer.
-            connection.clone() as asking,
-            Probe(asking) as probe,
-            PublishBatch(channel, on_outcome=self._on_outcome) as batch,
-        ):
-            obstacle = cache(partial(_obstacle, probe))
-            refused = cache(partial(refused_user, channel.connection))
-            try:
-                for number, line in lines:
-                    self._pending[number] = line
-                    self._taken = number
-                    self._send_one(batch, number, obstacle, refused, to)
-                batch.flush()
-            except BaseException:
-                # Before the batch closes: a broker that confirms nothing does not answer that
-                # either, and an interrupt may have left a frame that is read in part.
-                asking.collect()
-                connection.collect()
-                raise
-
-    def _send_one(
-        self,
-        batch: PublishBatch,
-        number: int,
-        obstacle: Callable[[Destination], str],
-        refused: Callable[[str], str],
-        to: Destination | None,
-    ) -> None:
-        destination, message = load(self._pending[number])
-        place = to or destination
-        user = message.properties.get("user_id")
-        why = obstacle(place) or (user and refused(user))
-        if why:
-            self._failed(number, why)
-            return
-        batch.publish(
-            message,
-            place.exchange,
-            place.routing_key,
-            mandatory=True,
-            confirm_timeout=PATIENCE,
-            tag=number,
-        )
-
-    def stop(self, lines: Iterator[tuple[int, str]]) -> None:
-        for number, line in lines:
-            if number in self._pending or number > self._taken:
-                self._left(line)
-
-    def _on_outcome(self, outcome: Outcome) -> None:
-        if outcome.state == CONFIRMED:
-            del self._pending[outcome.tag]
-            self.sent += 1
-        else:
-            self._failed(outcome.tag, f"{outcome.state}: {outcome.reply_text}")
-
-    def _failed(self, number: int, why: str) -> None:
-        # In this order, so that an interrupt loses no line.
-        self._left(self._pending[number])
-        del self._pending[number]
-        self.reasons[why] += 1
-
-
-def _look_at(file: IO[str]) -> None:
-    number = 0
-    try:
-        for number, line in _lines(file):  # noqa: B007 - an error names it
-            load(line)
-    except UnicodeDecodeError as exc:
-        raise OperationError(f"the file is not what redrive writes: {exc}") from exc
-    except (ValueError, KeyError, TypeError, ArithmeticError) as exc:
-        raise OperationError(f"line {number} is not what redrive writes: {exc!r}") from exc
-
-
-def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-
-
 def _most(reasons: Counter[str]) -> tuple[str, ...]:
     """Return the reasons why most messages stay, each with their number."""
     return tuple(
@@ -377,7 +213,7 @@ def _obstacle(probe: Probe, place: Destination) -> str:
     try:
         return _missing(probe, place)
     except TopologyError as exc:
-        return f"{exc}; send them elsewhere with --to, or take them with --to-file"
+        return f"{exc}; send them elsewhere with --to"
     except AccessRefused as exc:
         # RabbitMQ 4.3 asks for any permission on the name. Without a queue, it returns the message;
         # without write on an exchange, it would close the channel.
@@ -399,7 +235,7 @@ def _missing(probe: Probe, place: Destination) -> str:
         # It parks messages that it cannot route, and the broker confirms that as well.
         return (
             f"its destination {place.exchange!r} is a part of another ladder, which does not know "
-            f"{place.routing_key!r}: say where it is to go with --to, or take it with --to-file"
+            f"{place.routing_key!r}: say where it is to go with --to"
         )
     if place.exchange:
         kind, name, exists_there = "exchange", place.exchange, probe.has_exchange
@@ -422,12 +258,10 @@ class _Sorter:
         probe: Probe,
         only: Collection[Destination] | None,
         to: Destination | None,
-        *,
-        to_file: bool,
     ) -> None:
         self._topology = topology
         self._obstacle = cache(partial(_obstacle, probe))
-        self._only, self._to, self._to_file = only, to, to_file
+        self._only, self._to = only, to
         self._seen: Counter[Destination] = Counter()
 
     def decide(self, message: Any) -> Decision:
@@ -441,8 +275,6 @@ class _Sorter:
         if why and self._to is None:
             return Keep("left", f"{why}; send it on as it is with --only '' --to QUEUE")
         name = json.dumps([destination.exchange, destination.routing_key])
-        if self._to_file:
-            return Write(dump(destination, unpacked), name)
         place = self._to or destination
         is_record = place == way_of_records(self._topology)
         why = _RECORD if is_record else self._obstacle(place)
@@ -486,113 +318,3 @@ class _Sorter:
             Parked(each, sent[each], count - sent[each]) for each, count in self._seen.most_common()
         )
         return Redrive(tuple(parked), _most(reasons))
-
-
-# -- one message as one line ---------------------------------------------------------------------
-
-
-def dump(destination: Destination, message: Any) -> str:
-    """Write a message as a line of JSON."""
-    body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
-    return json.dumps(
-        {
-            "exchange": destination.exchange,
-            "routing_key": destination.routing_key,
-            "properties": _plain(message.properties),
-            "body": base64.b64encode(body).decode(),
-        }
-    )
-
-
-def load(line: str) -> tuple[Destination, Any]:
-    """Read a message from a line of JSON: the inverse of :func:`dump`."""
-    read = json.loads(line)
-    if not (isinstance(read["exchange"], str) and isinstance(read["routing_key"], str)):
-        raise TypeError("an exchange and a routing key are strings")
-    message = amqp.Message(_bytes(read["body"]), **_rich(read["properties"]))
-    return Destination(read["exchange"], read["routing_key"]), message
-
-
-def end_last_line(path: Path) -> None:
-    """End the last line of a file of :func:`redrive`, or cut it off if a killed run wrote a part.
-
-    The message of such a part was not acknowledged, so it is still parked.
-
-    :raises OperationError: if the line is of another program.
-    """
-    if not path.is_file():
-        # It is a pipe, or made only now.
-        return
-    with path.open("r+b") as file:
-        start = _start_of_last_line(file)
-        file.seek(start)
-        line = file.read()
-        if not line:
-            return
-        if not (_BEGINS.startswith(line) or line.startswith(_BEGINS)):
-            raise OperationError(
-                f"the last line of {path} is not what redrive writes, and has no end; name another "
-                f"file"
-            )
-        try:
-            load(line.decode())
-        except (ValueError, KeyError, TypeError, ArithmeticError):
-            file.truncate(start)
-        else:
-            file.write(b"\n")
-
-
-def _start_of_last_line(file: IO[bytes]) -> int:
-    """Return where the text after the last line's end begins, reading backwards."""
-    at = file.seek(0, os.SEEK_END)
-    while at:
-        size = min(_BLOCK, at)
-        at -= size
-        file.seek(at)
-        end = file.read(size).rfind(b"\n")
-        if end >= 0:
-            return at + end + 1
-    return 0
-
-
-def _plain(value: Any) -> Any:
-    """Encode an AMQP type that JSON does not have as an object with one key, ``$`` and the type."""
-    if isinstance(value, dict):
-        plain = {str(name): _plain(each) for name, each in value.items()}
-        return {"$table": plain} if any(name.startswith("$") for name in plain) else plain
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"$bytes": base64.b64encode(bytes(value)).decode()}
-    if isinstance(value, datetime):
-        return {"$time": value.replace(tzinfo=value.tzinfo or UTC).isoformat()}
-    if isinstance(value, Decimal):
-        return {"$decimal": str(value)}
-    return value
-
-
-def _rich(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rich(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    kinds = dict(_typed(value))
-    return kinds.popitem()[1] if kinds else {name: _rich(each) for name, each in value.items()}
-
-
-def _typed(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, each in value.items():
-        if name == "$table":
-            yield name, {key: _rich(one) for key, one in each.items()}
-        elif name == "$bytes":
-            yield name, _bytes(each)
-        elif name == "$time":
-            # As py-amqp reads it: in UTC, without a time zone.
-            yield name, datetime.fromisoformat(each).replace(tzinfo=None)
-        elif name == "$decimal":
-            yield name, Decimal(each)
-
-
-def _bytes(text: str) -> bytes:
-    # Raise for invalid characters instead of skipping them.
-    return base64.b64decode(text, validate=True)

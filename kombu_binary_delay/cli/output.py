@@ -20,7 +20,6 @@ from kombu_binary_delay.admin import (
     Plan,
     Pruning,
     Redrive,
-    Refill,
     Story,
     Teardown,
     Verification,
@@ -336,11 +335,6 @@ def redriven(value: Redrive) -> RenderableType:
     shown: list[RenderableType] = [table] if table.row_count else []
     shown += _reasons(value.reasons)
     return Group(*(shown or [Text("nothing is parked")]))
-
-
-def refill(value: Refill) -> RenderableType:
-    """Draw what was sent from a file."""
-    return Text(f"{value.sent:,} messages sent")
 
 
 def plan(value: Plan, *, dry: bool = True) -> RenderableType:

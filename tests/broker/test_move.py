@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import signal
 import socket
@@ -15,7 +13,6 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -31,7 +28,6 @@ from kombu.transport import native_delayed_delivery as native
 from dev.faults.proxy import Proxy
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.admin import (
-    IncompleteError,
     Management,
     OperationError,
     Snapshot,
@@ -41,7 +37,6 @@ from kombu_binary_delay.admin import (
     mover,
     plan,
     redrive,
-    refill,
 )
 from kombu_binary_delay.admin import (
     parked as count_parked,
@@ -50,7 +45,6 @@ from kombu_binary_delay.admin.migrate import _requeue
 from kombu_binary_delay.admin.mover import max_deliveries
 from kombu_binary_delay.admin.raw import split
 from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
-from kombu_binary_delay.admin.redrive import dump, end_last_line, load
 from kombu_binary_delay.batching.batch import PublishBatch
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER, HEADERS
@@ -181,24 +175,18 @@ def test_a_dry_run_counts_what_is_parked_and_takes_nothing(parked, plain, vhost,
 
 @pytest.mark.parametrize(
     ("how", "with_management"),
-    [("elsewhere", False), ("nobody there", True), ("nobody there", False), ("file", True)],
+    [("elsewhere", False), ("nobody there", True), ("nobody there", False)],
 )
 def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0913, PLR0917
-    parked, operator, small, allow, how, with_management, tmp_path
+    parked, operator, small, allow, how, with_management
 ):
     assert parked
     allow(3)
     management = operator.management if with_management else None
     for _ in range(6):
         wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
-        with (tmp_path / "none").open("a") as file:
-            found = redrive(
-                operator.plain,
-                small,
-                management,
-                only=Destination("", "other") if how in ("elsewhere", "file") else None,
-                file=file if how == "file" else None,
-            )
+        only = Destination("", "other") if how == "elsewhere" else None
+        found = redrive(operator.plain, small, management, only=only)
 
     assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (0, 1)}
     wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
@@ -269,7 +257,7 @@ def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
 
 
-def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, small, tmp_path):
+def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, small):
     Queue("gone")(parked.channel()).declare()
     with plain() as connection:
         connection.Producer().publish(
@@ -284,8 +272,7 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
         wait_until(lambda: vhost.waiting(small.parking) == {small.parking: count})
 
     are_there(5)
-    with (tmp_path / "parked.jsonl").open("w") as file:
-        found = redrive(plain, small, only=Destination("", "gone"), file=file)
+    found = redrive(plain, small, only=Destination("", "gone"))
     are_there(2)
     again = redrive(plain, small, only=Destination("", "gone"))
     are_there(2)
@@ -295,55 +282,35 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     assert all("not due yet" in each.reasons[0] for each in (found, again, away))
     assert by_destination(found)["", "gone"] == (3, 1)
     assert by_destination(again)["", "gone"] == (0, 1)
-    assert vhost.waiting("gone", "elsewhere") == {"gone": 0, "elsewhere": 0}
-
-
-def test_what_a_full_disk_did_not_take_stays_parked(parked, operator, small, tmp_path):
-    full = patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device"))
-
-    with (tmp_path / "parked").open("w") as file, full, pytest.raises(OSError, match="No space"):
-        redrive(operator.plain, small, file=file)
-
-    vhost = operator.vhost
-    wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 4})
+    assert vhost.waiting("gone", "elsewhere") == {"gone": 3, "elsewhere": 0}
 
 
 @contextmanager
 def impatient(monkeypatch):
     """Wait two seconds for confirms, within."""
     with monkeypatch.context() as patched:
-        for module in (mover, sys.modules[redrive.__module__]):
-            patched.setattr(module, "PATIENCE", 2.0)
+        patched.setattr(mover, "PATIENCE", 2.0)
         yield
 
 
-@pytest.mark.parametrize("by_file", [False, True])
-def test_a_broker_that_confirms_nothing_ends_it_and_is_named(  # noqa: PLR0913, PLR0917
-    parked, operator, small, own_broker, monkeypatch, by_file
+def test_a_broker_that_confirms_nothing_ends_it_and_is_named(
+    parked, operator, small, own_broker, monkeypatch
 ):
     vhost = operator.vhost
     with operator.plain() as connection:
         Queue("gone")(connection.default_channel).declare()
 
-    def act():
-        with operator.plain() as connection:
-            if by_file:
-                refill(connection, io.StringIO(line("gone") * 1000))
-            else:
-                redrive(operator.plain, small)
-
     with (
         impatient(monkeypatch),
         own_broker.alarm(),
-        pytest.raises(UnreachableError, match="confirms came within 2 s" if by_file else "alarm"),
+        pytest.raises(UnreachableError, match="alarm"),
     ):
-        act()
-
-    if not by_file:
-        # Nothing was taken, so that nothing has to come back.
-        assert vhost.waiting("gone", small.parking) == {"gone": 0, small.parking: 4}
         redrive(operator.plain, small)
-        wait_until(lambda: vhost.waiting("gone") == {"gone": 3})
+
+    # Nothing was taken, so that nothing has to come back.
+    assert vhost.waiting("gone", small.parking) == {"gone": 0, small.parking: 4}
+    redrive(operator.plain, small)
+    wait_until(lambda: vhost.waiting("gone") == {"gone": 3})
 
 
 def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
@@ -413,161 +380,6 @@ def test_messages_for_several_destinations_are_sent_on_in_one_run(parked, plain,
     assert len(found.reasons) == 1
 
 
-def test_parked_messages_go_to_a_file_and_from_it_to_their_destination(
-    parked, small, collect, operator, tmp_path
-):
-    plain, vhost = operator.plain, operator.vhost
-    queue = Queue("gone")(parked.channel())
-    queue.declare()
-    path = tmp_path / "parked.jsonl"
-
-    with path.open("w") as file:
-        found = redrive(plain, small, only=Destination("", "gone"), file=file)
-
-    assert (found.sent, found.stays) == (3, 1)
-    assert vhost.waiting("gone") == {"gone": 0}
-    with plain() as connection, path.open() as file:
-        assert refill(connection, file).sent == 3
-    arrivals = collect(parked, [queue], 3)
-    assert {(each.body, str(each.headers)) for each in arrivals} == {("1000", "{'mine': 1}")}
-
-
-def line(queue, exchange=""):
-    return dump(Destination(exchange, queue), amqp.Message("m", delivery_mode=2)) + "\n"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "hello",
-        "[]",
-        "5",
-        "{}",
-        line("mail").replace('"mail"', "7"),
-        line("mail").replace('"bQ=="', '"*"'),
-        line("mail").replace('"delivery_mode": 2', '"headers": {"$decimal": "x"}'),
-    ],
-)
-def test_a_file_with_a_line_that_is_none_of_ours_is_refused_and_nothing_of_it_is_sent(
-    bad, plain, vhost
-):
-    with plain() as connection:
-        Queue("mail")(connection.channel()).declare()
-        with pytest.raises(OperationError, match="line 3 is not what redrive"):
-            refill(connection, io.StringIO(f"{line('mail')}\n{bad}\n"))
-
-    assert vhost.waiting("mail") == {"mail": 0}
-
-
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        ("", ""),
-        (line("mail"), line("mail")),
-        (line("mail") + line("gone")[:-1], line("mail") + line("gone")),
-        (line("mail") + line("gone")[:-9], line("mail")),
-        (line("mail") + line("gone")[:1], line("mail")),
-        (line("gone")[:20], ""),
-        (line("mail") * 3000 + line("gone" * 30_000)[:-9], line("mail") * 3000),
-    ],
-    ids=["empty", "whole", "without its end", "half", "a character", "only half", "long"],
-)
-def test_a_file_is_written_on_behind_its_last_whole_line(written, kept, tmp_path):
-    path = tmp_path / "parked"
-    path.write_text(written)
-
-    end_last_line(path)
-
-    assert path.read_text() == kept
-
-
-def test_a_line_of_another_program_is_not_cut_off(tmp_path):
-    path = tmp_path / "notes"
-    path.write_text("buy\nmilk")
-
-    with pytest.raises(OperationError, match="is not what redrive writes"):
-        end_last_line(path)
-
-    assert path.read_text() == "buy\nmilk"
-
-
-def test_what_a_file_has_and_no_way_is_told_and_the_rest_is_sent(plain, vhost):
-    good, gone, nowhere = line("mail"), line("gone"), line("k", "no such exchange")
-    left: list[str] = []
-    with plain() as connection:
-        Queue("mail")(connection.channel()).declare()
-        done = refill(
-            connection, io.StringIO(f"{good}{gone}\n{good}{nowhere}{good}"), left=left.append
-        )
-
-    assert (done.sent, done.left) == (3, 2)
-    words = "does not exist; declare it, or send them elsewhere with --to"
-    assert sorted(done.reasons) == [
-        f"1 stays: the {each} {words}" for each in ("exchange 'no such exchange'", "queue 'gone'")
-    ]
-    assert sorted(left) == sorted([gone, nowhere])
-    assert vhost.waiting("mail") == {"mail": 3}
-
-
-def test_what_is_not_known_to_be_sent_from_a_file_when_the_broker_goes_away_is_told(plain):
-    left: list[str] = []
-    lines = [line(f"q{number}") for number in range(5)]
-    connection = plain()
-    connection.connect()
-    sock = connection.connection.transport.sock
-
-    class Cutting(io.StringIO):
-        def seek(self, *args):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            return super().seek(*args)
-
-    with sock, connection, pytest.raises((UnreachableError, OSError)):
-        refill(connection, Cutting("".join(lines)), left=left.append)
-
-    assert sorted(left) == lines
-
-
-@pytest.fixture
-def unwritten(plain, monkeypatch):
-    """Send a file's lines, and interrupt that while the last confirms are waited for."""
-
-    def unwritten(lines, left):
-        def interrupted(*_):
-            raise KeyboardInterrupt
-
-        def close(batch):
-            assert not connection.connected, "the batch asks the broker to close its channel"
-            closed(batch)
-
-        closed = PublishBatch.close
-        monkeypatch.setattr(PublishBatch, "flush", interrupted)
-        monkeypatch.setattr(PublishBatch, "close", close)
-        with plain() as connection:
-            Queue("mail")(connection.channel()).declare()
-            refill(connection, io.StringIO("".join(lines)), left=left)
-
-    return unwritten
-
-
-def test_an_interrupt_during_the_last_confirms_leaves_all_lines_at_once(unwritten):
-    lines = [line("mail") for _ in range(3)]
-    left: list[str] = []
-
-    with pytest.raises(KeyboardInterrupt):
-        unwritten(lines, left.append)
-
-    assert left == lines
-
-
-def test_lines_that_could_not_all_be_written_are_told_to_be_incomplete(unwritten):
-    def write(text):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(IncompleteError, match=r"No space left.*send the whole file again"):
-        unwritten([line("mail")], write)
-
-
 def park(plain, small, *keys, **headers):
     """Put messages into parking, each with a key, be it an address or not."""
     with plain() as connection:
@@ -578,35 +390,23 @@ def park(plain, small, *keys, **headers):
             )
 
 
-def test_what_has_no_address_has_a_way_out_to_a_queue_and_into_a_file(
-    plain, vhost, small, tmp_path
-):
+def test_what_has_no_address_has_a_way_out_to_a_queue(plain, vhost, small):
     """Given: parked messages without an address, and one that has one."""
     with plain() as connection:
         for name in ("mail", "elsewhere"):
             Queue(name)(connection.channel()).declare()
-    no_address = Destination("", "")
     park(plain, small, "mail", "mail", "", "@..mail", mine=1)
     parked = partial(vhost.waiting, small.parking)
 
     wait_until(lambda: parked() == {small.parking: 4})
     by_itself = redrive(plain, small)
     wait_until(lambda: parked() == {small.parking: 3})
-    with (tmp_path / "one").open("w+") as file:
-        filed = redrive(plain, small, only=no_address, file=file)
-        file.seek(0)
-        with plain() as connection:
-            nowhere = refill(connection, file)
-            file.seek(0)
-            refilled = refill(connection, file, Destination("", "elsewhere"))
-    park(plain, small, "mail")
-    sent = redrive(plain, small, to=Destination("", "elsewhere"))
+    sent = redrive(plain, small, only=Destination("", ""), to=Destination("", "elsewhere"))
 
     assert by_destination(by_itself) == {("", ""): (0, 3), ("", "mail"): (1, 0)}
     assert (by_itself.unreadable, "without an address" in by_itself.reasons[0]) == (3, True)
-    assert (filed.sent, nowhere.sent, nowhere.left, refilled.sent) == (3, 0, 3, 3)
-    assert (sent.sent, parked()) == (1, {small.parking: 0})
-    assert vhost.waiting("mail", "elsewhere") == {"mail": 1, "elsewhere": 4}
+    assert (sent.sent, parked()) == (3, {small.parking: 0})
+    assert vhost.waiting("mail", "elsewhere") == {"mail": 1, "elsewhere": 3}
 
 
 def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain, vhost, small):
@@ -1777,21 +1577,6 @@ def test_acknowledgements_count_however_late_and_close_together_they_arrive(vhos
 def test_a_queue_that_does_not_exist_is_named(small, operator):
     with pytest.raises(OperationError, match="'nowhere' does not exist"):
         operator.migrate("nowhere", small)
-
-
-def test_a_message_in_a_file_is_what_it_was():
-    headers = {
-        "bytes": b"\xff\x00",
-        "time": datetime(2030, 1, 31, 12),  # noqa: DTZ001 - as py-amqp reads one
-        "decimal": Decimal("1.5"),
-        "nested": {"list": [1, None, True, {"$bytes": "not ours"}]},
-    }
-    message = amqp.Message(b"\xff body", application_headers=headers, delivery_mode=2)
-
-    destination, again = load(dump(Destination("x", "k"), message))
-
-    assert destination == Destination("x", "k")
-    assert (again.body, again.properties) == (message.body, message.properties)
 
 
 def test_a_move_makes_no_relay_for_a_queue_that_refuses_nothing(connect, tall, operator):

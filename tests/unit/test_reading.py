@@ -90,7 +90,7 @@ def test_a_message_that_waits_is_read_or_cannot_be_read(source, headers, key):
 def test_what_is_parked_is_read_whatever_it_says(headers, key):
     message = amqp.Message(b"", application_headers=headers)
     message.delivery_info = {"routing_key": key}
-    sorter = _Sorter(OURS, None, None, Destination("", "mail"), to_file=False)  # type: ignore[arg-type] # nothing is asked
+    sorter = _Sorter(OURS, None, None, Destination("", "mail"))  # type: ignore[arg-type] # nothing is asked
 
     destination, _ = sorter._read(message)  # noqa: SLF001 - without a broker
     assert isinstance(sorter._is_early(message), bool)  # noqa: SLF001 - see above
