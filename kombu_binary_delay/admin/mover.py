@@ -242,7 +242,7 @@ class Mover:
         if self._may_not_come_back(message):
             again = self._requeue(message, count)
             if again is None:
-                self._stay_worn(count, "it has copies that only RabbitMQ knows")
+                self._stay_worn(count, "it cannot enter its ladder again for the rest of its delay")
                 return
         if again is None:
             self._stay(count)
