@@ -661,6 +661,9 @@ class PublishBatch:
         found = undecodable(message)
         key: Any = (found and found.routing_key) or routing_key
         mark = _mark(message.body, message.properties, exchange, key)
+        if found and mark not in self._marks:
+            # Of what was returned, its ids could not be read.
+            mark = next((each for each in self._marks if each[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc

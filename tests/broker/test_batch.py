@@ -175,13 +175,16 @@ def test_what_finds_no_queue_is_returned_one_by_one_even_if_equal(channel, outco
             alike = message(channel, "all alike")
             batch.publish(alike, routing_key=key, mandatory=True, tag=tag)
         batch.publish(message(channel, "lost by choice"), routing_key="nowhere", tag=5)
+        # It cannot be decoded.
+        odd = amqp.Message(b"odd", message_id=b"\xff")
+        batch.publish(odd, routing_key="nowhere", mandatory=True, tag=6)
 
-    returned = {0, 2, 4}
+    returned = {0, 2, 4, 6}
     assert {outcome.tag: outcome for outcome in outcomes} == {
         tag: Outcome(tag, "returned", 312, "NO_ROUTE")
         if tag in returned
         else Outcome(tag, "confirmed")
-        for tag in range(6)
+        for tag in range(7)
     }
 
 
