@@ -28,7 +28,7 @@ ROOMS = (3, 30)
 
 
 @pytest.fixture(scope="module")
-def system(streams, new_system) -> LocalSystem:
+def system(new_system) -> LocalSystem:
     system: LocalSystem = new_system("fan out")
     return system
 

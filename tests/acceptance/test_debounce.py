@@ -19,7 +19,7 @@ from tests.waits import PATIENCE
 
 
 @pytest.fixture(scope="module")
-def system(streams, new_system) -> LocalSystem:
+def system(new_system) -> LocalSystem:
     system: LocalSystem = new_system("careful")
     return system
 

@@ -14,7 +14,7 @@ from tests.acceptance.local_system import LocalSystem
 
 
 @pytest.fixture(scope="module")
-def system(streams, new_system) -> LocalSystem:
+def system(new_system) -> LocalSystem:
     """Give one without a worker, on whose ladder a task waits; nothing else happens there."""
     system: LocalSystem = new_system("careful")
     system.send_note(countdown=3600)

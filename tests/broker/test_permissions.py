@@ -444,7 +444,7 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
 
 
 @pytest.fixture
-def unwarned(streams):
+def unwarned():
     stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
 
 

@@ -425,7 +425,7 @@ def amended(vhost, rows, **target):
 
 
 @pytest.fixture
-def verdict(streams, vhost):
+def verdict(vhost):
     """What becomes of a task that arrives."""
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
@@ -576,13 +576,15 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
 
 def test_a_row_with_a_key_waits_for_the_streams_of_a_broker_that_comes_back(vhost, monkeypatch):
-    write, failures = Amendments.write, [AmendmentError("not yet"), ConnectionResetError("gone")]
+    # By this, records and the check before them are written.
+    write = Amendments._write  # noqa: SLF001 - see above
+    failures = [AmendmentError("not yet"), ConnectionResetError("gone")]
 
-    def fails(amendments, records):
+    def fails(amendments, lines):
         if failures:
             raise failures.pop()
-        write(amendments, records)
+        write(amendments, lines)
 
-    monkeypatch.setattr(Amendments, "write", fails)
+    monkeypatch.setattr(Amendments, "_write", fails)
     [sent] = send(vhost, keyed("a"))
     assert (sent.status, sent.detail, failures) == (s.PUBLISHED, None, [])
