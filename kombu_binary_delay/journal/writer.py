@@ -101,13 +101,21 @@ class Journal:
         if event is not None:
             self._note(_dated(events.SCHEDULED, event))
         # Not by `release`, which may end the connection: the message is published.
-        while self._later and not (self._is_stopped or alarms.is_recent(self._connection)):
-            self._note_later(self._later.popleft())
+        while not (self._is_stopped or alarms.is_recent(self._connection)):
+            later = self._next()
+            if later is None:
+                break
+            self._note(later)
+            if self._is_resting:
+                self._later.appendleft(later)
 
-    def _note_later(self, event: dict[str, Any]) -> None:
-        self._note(event)
-        if self._is_resting:
-            self._later.appendleft(event)
+    def _next(self) -> dict[str, Any] | None:
+        """Remove and return the first event that waits; None if none does."""
+        try:
+            # Other threads write them, too.
+            return self._later.popleft()
+        except IndexError:
+            return None
 
     def released(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message; its properties still have the ladder's header."""
@@ -157,10 +165,8 @@ class Journal:
         unread: list[dict[str, Any]] = []
         try:
             while not (self._is_stopped or alarms.is_recent(self._connection)):
-                try:
-                    event = self._later.popleft()
-                except IndexError:
-                    # Other threads may write them, too.
+                event = self._next()
+                if event is None:
                     break
                 self._follows = True
                 unread.append(event)
