@@ -128,7 +128,8 @@ class Router(DeliverySide):
 
         :param due: microseconds since the epoch; None for a delay of zero.
         :param now: microseconds since the epoch, by the publisher's clock.
-        :param lane: the lane of an earlier plan for the same message, whose needs exist by now.
+        :param lane: the lane of an earlier plan for the same message, whose needs exist by now. The
+            plan then needs only what the shorter delay passes and the earlier one did not.
         :raises DelayError: if the delay is longer than the ladder's maximum.
         :raises AddressError: if the destination does not fit into the routing key.
         :raises TopologyError: if a delayed message cannot reach the exchange.
@@ -168,12 +169,12 @@ class Router(DeliverySide):
     ) -> Plan:
         headers = properties.get(HEADERS) or {}
         keys = destination.routing_key, *further_keys(headers)
-        topic = False
+        topic, planned = False, lane is not None
         if not destination.exchange:
             _refuse_reply_to(keys)
         else:
             self._refuse_unreachable(destination.exchange)
-            topic = self._is_topic(destination.exchange, planned=lane is not None)
+            topic = self._is_topic(destination.exchange, planned=planned)
         if lane is None:
             lane = self._lane(properties)
         ladder = self._ladders[lane]
@@ -193,6 +194,8 @@ class Router(DeliverySide):
         if ladder.delay_header:
             properties[HEADERS][ladder.delay_header] = ladder.ladder.delay(digits) // 1000
         needs = self._missing(lane, digits, destination, keys, now)
+        if planned:
+            needs = frozenset(each for each in needs if each[0] in ("level", FIRST))
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
 
     def plan_through(
@@ -341,11 +344,6 @@ class Router(DeliverySide):
             return
         if not (self._looked and 0 <= now - self._looked < LOOK_AGAIN):
             yield from self._look_again(now)
-        for _, lane, digits in [each for each in wanted if each[0] == PATH]:
-            ways = [each[1] for each in wanted if each[0] == "way"]
-            if not (yield from self._begin(lane, digits, ways)):
-                wanted.add(("level", lane, self._ladders[lane].needs(digits)))
-            wanted.discard((PATH, lane, digits))
         makers: dict[str, Callable[..., Steps]] = {
             "bindings": self._repeat_bindings,
             "way": self._lead_to,
@@ -357,6 +355,12 @@ class Router(DeliverySide):
         for _ in range(ATTEMPTS):
             yield from self._settle()
             losses = self._losses
+            for path in [each for each in wanted - self.existing if each[0] == PATH]:
+                _, lane, digits = path
+                ways = [each[1] for each in wanted if each[0] == "way"]
+                if not (yield from self._begin(lane, digits, ways)):
+                    wanted.remove(path)
+                    wanted.add(("level", lane, self._ladders[lane].needs(digits)))
             for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
                 yield from makers[each[0]](*each[1:])
             if self._losses == losses:
@@ -410,6 +414,8 @@ class Router(DeliverySide):
         if known and (yield from self._past_parking(look)) is Answer.MISSING:
             self.lost()
         self._looked = now
+        # What the first message passed was not looked at. A binding of the user's is longer.
+        self.existing -= {each for each in self.existing if each[0] == PATH and len(each) == 3}
         if self._lacks_parking:
             self._lacks_parking = False
             self.existing.discard(BASE)
@@ -424,7 +430,7 @@ class Router(DeliverySide):
         ways = self._in_turn(self._known("way", "relay", "target"), MAX_RENEWED)
         self.existing.difference_update(ways)
         # Or the delivery exchange, without its bindings to the mirrors, which are there.
-        if self._heights:
+        if known:
             found = self._in_turn(self._known("mirror"), MAX_MIRRORS)
             yield from quietly(self._lead_to_mirrors(exchange for _, exchange in found))
         self._looks += 1
@@ -484,7 +490,7 @@ class Router(DeliverySide):
         return found or self._written(by, key, headers)[1]
 
     def _ladder_of(self, exchange: str) -> Topology | None:
-        """Return the ladder of an exchange: of any system, form or namespace; None if of none."""
+        """Return the ladder of an exchange: of any system or namespace; None if of none."""
         by = ladder_of_exchange(exchange, self.topology)
         if by is None and parking_of(exchange):
             by = Topology(namespace=exchange.partition(".")[0])

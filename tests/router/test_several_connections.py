@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kombu_binary_delay.commands import Ensure, Look, Unbind
+from kombu_binary_delay.mechanism import Mechanism
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED
+from kombu_binary_delay.transport import ChannelMixin
 from tests.router.test_router import SECOND, SERVER, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
@@ -25,8 +28,14 @@ def broker():
     return SimulatedBroker()
 
 
-def test_a_way_to_an_exchange_is_back_though_another_made_the_delivery_exchange_again(broker):
+@pytest.mark.parametrize("maker", ["owner", "another"])
+def test_a_way_to_an_exchange_is_back_though_another_made_the_delivery_exchange_again(
+    broker, maker
+):
     owner, other = Connection(broker), Connection(broker)
+    if maker == "another":
+        # So the owner looks at its first message's own way only.
+        Connection(broker).publish()
     owner.exchange("x", "topic")
     owner.queue("q")
     owner.bind("q", "x", "k")
@@ -166,6 +175,20 @@ def test_the_ways_to_many_queues_are_declared_again_a_few_after_each_look(broker
     assert {*again} == {*names}
 
 
+def test_what_only_the_first_message_passed_is_looked_at_again(broker):
+    Connection(broker).publish(delay=3600 * SECOND)
+    connection = Connection(broker)
+    connection.queue("q")
+    connection.publish(delay=3600 * SECOND)
+    (entry,) = connection.topology.passed(connection.topology.ladder.digits(3_600_000)).queues[-1:]
+    broker.delete_queue(entry)
+
+    connection.now += LOOK_AGAIN
+    # It is this one before which all is looked at that is known.
+    assert connection.reached(delay=SECOND) == ["q"]
+    assert connection.reached(delay=3600 * SECOND) == ["q"]
+
+
 def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
     connection = Connection(broker)
     assert connection.reached("nowhere") == [connection.topology.parking]
@@ -272,6 +295,42 @@ def test_levels_that_lose_what_is_below_while_they_are_made_are_made_again():
     broker.before = lambda command: isinstance(command, Ensure) and "the levels" in command.what
 
     assert connection.reached(delay=60 * SECOND) == ["q"]
+
+
+def test_levels_that_lose_what_is_below_after_the_first_look_at_them_are_made_again():
+    broker = Interfered()
+    Connection(broker).publish()
+    connection = Connection(broker)
+    connection.queue("q", x_overflow="reject-publish")
+    broker.gone = (connection.topology.delivery,)
+    broker.before = lambda command: isinstance(command, Ensure) and "the way" in command.what
+
+    assert connection.reached() == ["q"]
+
+
+def test_what_only_the_rest_of_a_delay_passes_is_looked_at_too(broker, monkeypatch):
+    """The first look takes longer than a tick."""
+    Connection(broker).publish(delay=60 * SECOND)
+    connection = Connection(broker)
+    connection.queue("q")
+    topology, tick = connection.topology, connection.topology.ladder.tick * 1000
+    left = topology.passed(topology.ladder.digits((60 * SECOND - tick) / 1000))
+    at_first = topology.passed(topology.ladder.digits(60_000))
+    for name in {*left.queues} - {*at_first.queues}:
+        broker.delete_queue(name)
+    socket = SimpleNamespace(having_timeout=nullcontext)
+    mechanism = Mechanism(connection.router, broker)
+    channel = ChannelMixin()
+    channel.connection = SimpleNamespace(
+        delay_mechanism=mechanism, answer_limit=None, write_timeout=None, transport=socket
+    )
+    monkeypatch.setattr("time.time_ns", lambda: (connection.now + tick) * 1000)
+
+    plan = channel.plan({}, connection.now + 60 * SECOND, "", "q", connection.now)
+
+    headers = plan.properties["application_headers"]
+    (rest,) = broker.follow(plan.exchange, [plan.routing_key], headers)
+    assert (rest.queue, rest.waited) == ("q", (60 * SECOND - tick) // 1000)
 
 
 def test_bindings_repeated_before_a_loss_is_found_are_repeated_again():
