@@ -363,6 +363,14 @@ class Topology:
             for digit in self._words(level)[1:]
         )
 
+    def direct_ways(self, height: int) -> Part:
+        """Return the exchanges before the direct queues, with the ways into levels up to a height.
+
+        :param height: of the highest of these levels.
+        """
+        levels = range(height + 1)
+        return self.direct_base + Part(bindings=sum(map(self.direct_bindings, levels), ()))
+
     def direct_queue(self, digits: tuple[str, ...]) -> Part:
         """Return the direct queue of one delay, with the binding that leads to it."""
         delay = self.ladder.delay(digits)
@@ -454,7 +462,7 @@ class Topology:
 
     @cached_property
     def _kind(self) -> str:
-        # Queues of two types cannot share a name, and an upgraded broker can have both.
+        # Queues of two types cannot share a name, and a broker can have both.
         return "" if self.queue_type == "quorum" else f"-{self.queue_type}"
 
     @cached_property

@@ -228,9 +228,11 @@ class Knowledge:
             for part in ladder.levels[: height + 1]:
                 exchanges += [each.name for each in part.exchanges]
                 queues += [each.name for each in part.queues]
+            bindings += ladder.unproven(height)
             if self._queue_per_delay:
                 exchanges += names_of(ladder.direct_base)[0]
-            bindings += ladder.unproven(height)
+                # A connection with fewer levels may have made the exchange anew.
+                bindings += ladder.direct_ways(height).bindings
         return Look(tuple(exchanges), tuple(queues), bindings)
 
 

@@ -55,10 +55,8 @@ class LadderSide(Knowledge):
             for above in levels[height + 1 :] if found is Answer.DONE else ():
                 if (yield Ensure(Part(bindings=above.bindings), what)) is Answer.MISSING:
                     break
-        if self._queue_per_delay and found is Answer.DONE:
-            enter = sum((ladder.direct_bindings(level) for level in range(height + 1)), ())
-            ways = ladder.direct_base + Part(bindings=enter)
-            found = yield Ensure(ways, "the ways into the levels")
+            if self._queue_per_delay and found is Answer.DONE:
+                found = yield Ensure(ladder.direct_ways(height), "the ways into the levels")
         if found is Answer.MISSING:
             # Another program deletes it at the same time.
             self.lost()

@@ -189,6 +189,20 @@ def test_what_only_the_first_message_passed_is_looked_at_again(broker):
     assert connection.reached(delay=3600 * SECOND) == ["q"]
 
 
+def test_the_ways_past_direct_queues_are_whole_though_one_with_fewer_levels_made_them_again(broker):
+    high, low = (Connection(broker, queue_per_delay=True) for _ in range(2))
+    for each, seconds in ((high, 3600), (low, 1)):
+        each.queue("q")
+        for _ in range(2):
+            each.publish(delay=seconds * SECOND)
+            each.now += LOOK_AGAIN
+    broker.delete_exchange(high.topology.direct_fallback)
+    assert low.reached(delay=SECOND) == ["q"]
+
+    high.now += LOOK_AGAIN
+    assert high.reached(delay=3601 * SECOND) == ["q"]
+
+
 def test_a_queue_that_does_not_exist_leaves_no_relay_behind(broker):
     connection = Connection(broker)
     assert connection.reached("nowhere") == [connection.topology.parking]
