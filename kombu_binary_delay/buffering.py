@@ -65,6 +65,11 @@ class FrameBuffer:
                     self._frames.appendleft(partial(_raise, exc))
                     self._read_these_first()
 
+    @property
+    def waiting(self) -> int:
+        """The number of frames that are buffered."""
+        return len(self._frames)
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a program's function now or, during a declaration, when the declaration ends."""
         if self.declaring:

@@ -503,7 +503,7 @@ class ConnectionMixin(BufferingConnection):
 
     def _drain(self, timeout: float | None) -> Any:
         if timeout is None and self.frame_buffer is not None and self.frame_buffer.declaring:
-            return self._drain_answer(self.frame_buffer.asked_for)
+            return self._drain_answer(self.frame_buffer)
         if not timeout:
             return super().drain_events(timeout)
         end = time.monotonic() + timeout
@@ -512,15 +512,22 @@ class ConnectionMixin(BufferingConnection):
             timeout = max(end - time.monotonic(), 0.001)
         return None
 
-    def _drain_answer(self, asked_for: str) -> Any:
+    def _drain_answer(self, buffer: FrameBuffer) -> Any:
         """Handle the next event, while an answer is waited for that a delayed message needs.
+
+        An event that is only buffered does not count: a consumer may get one after the other.
 
         :raises RecoverableConnectionError: if none comes in time.
         """
         given = self.answer_limit or self.read_timeout
         limit = given or ANSWER_LIMIT
+        end, asked_for = time.monotonic() + limit, buffer.asked_for
         try:
-            return self._drain(limit)
+            while True:
+                before = buffer.waiting
+                result = self._drain(max(end - time.monotonic(), 0.001))
+                if buffer.waiting == before:
+                    return result
         except TimeoutError as exc:
             raise_if_aborted(self, exc)
             if self.is_blocked and not given:

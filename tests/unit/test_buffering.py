@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay.buffering import BufferingConnection, FrameBuffer
 from kombu_binary_delay.transport import ConnectionMixin
@@ -42,6 +44,36 @@ class Buffering(BufferingConnection, Plain):  # type: ignore[misc] # as of py-am
 
 class Blocked(ConnectionMixin, Plain):  # type: ignore[misc] # as of py-amqp
     """With what the mixin does of an alarm."""
+
+
+class Delivers(Plain):
+    """A broker that sends one delivery after the other, and no answer."""
+
+    left = 10_000
+
+    def blocking_read(self, timeout=None):
+        if timeout <= 0.001 or not self.left:
+            raise TimeoutError
+        self.left -= 1
+        self.on_inbound_method(1, "delivery")
+        return True
+
+
+class Busy(ConnectionMixin, Delivers):  # type: ignore[misc] # as of py-amqp
+    """The connection of a consumer without acks."""
+
+    read_timeout, connected = 0.1, False
+
+
+def test_deliveries_do_not_put_off_the_end_of_the_wait_for_an_answer(monkeypatch):
+    connection, ticks = Busy(), count()
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks) / 1000)
+    with (
+        connection.buffer.closed("the ladder"),
+        pytest.raises(RecoverableConnectionError, match=r"within 0\.1 s .* asked for the ladder"),
+    ):
+        connection.drain_events()
+    assert connection.left > 9_000
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
