@@ -242,7 +242,8 @@ class Mover:
         if self._may_not_come_back(message):
             again = self._requeue(message, count)
             if again is None:
-                self._stay_worn(count, "it cannot enter its ladder again for the rest of its delay")
+                why = why or "it cannot enter its ladder again for the rest of its delay"
+                self._stay_worn(count, why)
                 return
         if again is None:
             self._stay(count)

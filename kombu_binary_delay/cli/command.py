@@ -130,6 +130,7 @@ def _ended_by_signals(cleaning: int) -> Iterator[None]:
     :param cleaning: that time, in seconds.
     """
     before: dict[int, Any] = {}
+    is_ending = False
     if threading.current_thread() is threading.main_thread():
         known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
         handlers = {each: signal.getsignal(each) for each in known if each}
@@ -137,6 +138,8 @@ def _ended_by_signals(cleaning: int) -> Iterator[None]:
         before = {each: handler for each, handler in handlers.items() if handler in usual}
 
     def end(number: int, _: object) -> None:
+        nonlocal is_ending
+        is_ending = True
         for each, handler in before.items():
             signal.signal(each, handler if each != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
         if hasattr(signal, "alarm"):
@@ -150,7 +153,8 @@ def _ended_by_signals(cleaning: int) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        if before and hasattr(signal, "alarm"):
+        # Otherwise an alarm is the program's own.
+        if is_ending and hasattr(signal, "alarm"):
             signal.alarm(0)
 
 

@@ -332,6 +332,22 @@ def test_a_signal_that_the_program_handles_is_left_to_it():
     assert (done.exit_code, got) == (0, [signal.SIGTERM])
 
 
+def test_an_alarm_of_the_programs_own_stays():
+    @click.command()
+    @subcommand
+    def nothing(target, printer):
+        pass
+
+    before = signal.alarm(3600)
+    try:
+        CliRunner().invoke(nothing, ["--json"], obj=Target())
+        left = signal.alarm(0)
+    finally:
+        signal.alarm(before)
+
+    assert left > 3000
+
+
 def test_a_subcommand_runs_in_any_thread():
     codes = []
 
