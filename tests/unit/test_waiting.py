@@ -23,6 +23,7 @@ from kombu_binary_delay.admin.waiting import journal, node, script
 from kombu_binary_delay.admin.waiting.journal import level_at
 from kombu_binary_delay.admin.waiting.task import taken_back
 from kombu_binary_delay.amendments.memory import Memory, Verdict
+from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
@@ -204,6 +205,18 @@ def test_lists_name_a_message_as_the_consumers_that_amend_it(monkeypatch, proper
     assert listed.id == id_
     assert events.about(properties, "", "mail").get("id") == id_
     assert names_of(properties)[0] == (id_ or "")
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_a_record_of_amendments_is_no_task_whatever_the_settings_ladder(monkeypatch, queue_type):
+    settings = Topology(Ladder.binary(4, 1000), queue_type=queue_type)
+    topology = Topology(Ladder.binary(4, 1000))
+    written = amqp.Message("", application_headers={"x-binary-delay": {"due": BEGIN + 7_000}})
+    key = topology.address(topology.ladder.digits(7_000), way_of_records(topology))
+    record = key.encode(), written._serialize_properties()  # noqa: SLF001 - as it is sent
+    show(monkeypatch, f"{topology.prefix}.level-02.1", record, on_the_way(topology, 7_000, 1))
+
+    assert [each.id for each in admin.from_node("", "/", settings)] == ["1"]
 
 
 def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):

@@ -216,7 +216,9 @@ class NodeWaiters:
             properties = _properties(written)
             routing_key = key.decode("utf-8", "surrogateescape")
             found = read(source, routing_key, properties, now)
-            if found is None or found.destination == way_of_records(self._topology):
+            # Beside those of the settings, ladders of the other type of queues are read.
+            ladder = source.topology or self._topology
+            if found is None or found.destination == way_of_records(ladder):
                 # The latter is a record of amendments.
                 return None
             leaves = found.due - self._rest(source, routing_key)
