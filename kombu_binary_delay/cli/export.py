@@ -47,8 +47,8 @@ def _release(_: click.Context, __: click.Parameter, value: str) -> str:
                    and advanced.config, in the folder that --output names
 
     The first three are to be made, and also have the streams for cancellations and for the
-    journal. RabbitMQ before 3.9 has no streams, and 4.0 to 4.2 needs a ladder more, for messages
-    with a priority above 4: give --rabbitmq there.
+    journal. RabbitMQ 4.0 to 4.2 needs a ladder more, for messages with a priority above 4: give
+    --rabbitmq there.
 
     \b
       kombu-binary-delay export terraform -o ladder.tf.json

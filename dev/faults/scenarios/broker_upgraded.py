@@ -2,8 +2,7 @@
 
 As far as RabbitMQ allows with the releases that Debian has: it refuses 3.10 to 4.0, in its own
 words, since 3.11 to 3.13 are to come between. There, a new broker is put beside the old one:
-consumers take from both, publishers use the new one, until the old one is empty. It would take 3.8
-to 3.10; but 3.8 has classic levels, which lose messages in any restart.
+consumers take from both, publishers use the new one, until the old one is empty.
 """
 
 from __future__ import annotations
