@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import (
     amendments,
     cluster,
+    connecting,
     delivery,
     herd,
     prefetch,
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "publishing": publishing.cost,
     "pairs": publishing.pairs,
     "first": publishing.first,
+    "connecting": connecting.connecting,
     "size": publishing.size,
     "burst": travel.burst,
     "burst-classic": partial(travel.burst, queue_type="classic"),

@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
+from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
@@ -160,6 +161,15 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("nothing exists, ms", "cold_ms"),
         Column("all exists, ms", "warm_ms", "{:.1f}"),
     ),
+    "connecting": (
+        Column("time", "ms", "{:.2f}", of="ratio"),
+        Column("broker CPU", "cpu_ms", "{:.2f}", of="ratio"),
+        Column("the whole program", "program_ms", "{:.2f}", of="ratio"),
+        Column("time of a task, ms", "ms", "{:.1f}"),
+        Column("broker CPU, ms", "cpu_ms", "{:.1f}"),
+        Column("frames sent", "frames"),
+        Column("round trips", "trips"),
+    ),
     "size": (Column("bytes sent", "bytes"),),
     "prefetch": (
         Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
@@ -222,6 +232,7 @@ def titles_of(section: str) -> Mapping[str, str]:
         "size": WAY_TITLES,
         "pairs": PAIR_TITLES,
         "spark": SPARK_TITLES,
+        "connecting": CONNECTING_TITLES,
         "delivery": DELIVERY_TITLES,
         "herd": HERD_TITLES,
         "herd-100000": HERD_TITLES,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from struct import Struct
 from typing import Any
 
 import amqp
@@ -54,6 +55,8 @@ OTHER_AGE = (
     "the stream {!r} keeps records for as long as it was made to, and not as the settings say: "
     "kombu-binary-delay verify names both, and the remedy"
 )
+#: The head of a frame, and that of a method in it (AMQP 0-9-1, section 4.2.3).
+_FRAME, _METHOD = Struct(">BHI"), Struct(">HH")
 #: The types to ask an exchange for, the most common first.
 _TYPES = ("direct", "topic", "fanout", "headers")
 #: What RabbitMQ's error says, before it names the exchange, if that has another type.
@@ -264,12 +267,15 @@ class Executor:
         names += [f"the queue {each!r}" for each in command.queues]
         with self.channel(names[0] if len(names) == 1 else "the ladder") as channel:
             try:
-                for exchange in command.exchanges:
-                    _send(channel, Exchange(exchange, ""), passive=True)
-                for queue in command.queues:
-                    _send(channel, Queue(queue, ()), passive=True)
-                # If something does not exist, the broker ignores all that follows.
-                declare(channel, Part(bindings=command.bindings))
+                with _in_one_piece(channel):
+                    for exchange in command.exchanges:
+                        _send(channel, Exchange(exchange, ""), passive=True)
+                    for queue in command.queues:
+                        _send(channel, Queue(queue, ()), passive=True)
+                    # If something does not exist, the broker ignores all that follows.
+                    for binding in command.bindings:
+                        _bind(channel, binding)
+                wait(channel)
             except NotFound as exc:
                 return _missing(exc)
             except ResourceLocked:
@@ -486,20 +492,46 @@ def _missing(refusal: NotFound) -> Answer:
 
 def declare(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has done so."""
-    for each in part.in_order():
-        if isinstance(each, Binding):
-            _bind(channel, each)
-        else:
-            _send(channel, each)
+    with _in_one_piece(channel):
+        for each in part.in_order():
+            if isinstance(each, Binding):
+                _bind(channel, each)
+            else:
+                _send(channel, each)
     wait(channel)
+
+
+@contextmanager
+def _in_one_piece(channel: Any) -> Iterator[None]:
+    """Gather what is sent on a channel, and write it at once: each write wakes the broker."""
+    connection, pieces = channel.connection, list[bytes]()
+    write_frame = connection.frame_writer
+
+    def gather(
+        kind: int, number: int, method: tuple[int, int], arguments: Any, content: Any
+    ) -> None:
+        if content or number != channel.channel_id:
+            write_frame(kind, number, method, arguments, content)
+            return
+        payload = _METHOD.pack(*method) + (arguments or b"")
+        pieces.append(b"%b%b\xce" % (_FRAME.pack(kind, number, len(payload)), payload))
+
+    connection.frame_writer = gather
+    try:
+        yield
+    finally:
+        connection.frame_writer = write_frame
+        if pieces:
+            connection.transport.write(b"".join(pieces))
 
 
 def _send(channel: Any, each: Exchange | Queue, *, passive: bool = False) -> None:
     """Send a declaration, and do not wait for its answer, which py-amqp then ignores.
 
-    With an answer to each, a time limit counts anew for each, and not for all levels at once.
+    With an answer to each, a time limit counts anew for each, and not for all levels at once. To a
+    question, only a refusal is an answer.
     """
-    durable, exclusive, internal, auto_delete, nowait = True, False, False, False, False
+    durable, exclusive, internal, auto_delete, nowait = True, False, False, False, passive
     arguments = dict(each.arguments)
     if isinstance(each, Queue):
         flags = (passive, durable, exclusive, auto_delete, nowait)
