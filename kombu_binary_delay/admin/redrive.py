@@ -12,7 +12,7 @@ from typing import Any
 
 from amqp.exceptions import AccessRefused
 
-from kombu_binary_delay.amendments.parts import way_of_records
+from kombu_binary_delay.amendments.parts import takes_records
 from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADERS, carried, due_in, unwrap
@@ -42,8 +42,8 @@ from .snapshot import queues_now, unknown, why_left
 _NO_ADDRESS = "without an address: nothing says where it was to go; send it with --to"
 _NOT_DUE = "not due yet: parked when a part of the ladder was missing; redrive it when it is due"
 _RECORD = (
-    "a record of amendments, parked when a part of its way was missing: nothing shows any more who "
-    "wrote it; if it was a cancellation, cancel again, and take it out with --to"
+    "for the streams of amendments: nothing shows any more who wrote it; if it was a cancellation "
+    "that was parked on its way, cancel again, and take it out with --to"
 )
 
 
@@ -189,10 +189,10 @@ def _max_deliveries(parking: str, management: Management | None) -> int:
 
 
 def _refuse_a_ladder(to: Destination, probe: Probe) -> None:
-    """Raise an error for a part of a ladder: unroutable messages would be parked silently."""
+    """Raise an error for a part of a ladder: messages would be parked silently, or amend."""
     name = to.exchange or to.routing_key
     parking = parking_of(name)
-    if parking is not None and probe.has_queue(parking):
+    if takes_records(to) or (parking is not None and probe.has_queue(parking)):
         raise OperationError(
             f"{name!r} is a part of a ladder; name a queue, or an exchange, of your own"
         )
@@ -210,6 +210,8 @@ def _obstacle(probe: Probe, place: Destination) -> str:
     """Return why nothing can be published to a destination; empty if it can."""
     if place == UNREADABLE:
         return _NO_ADDRESS
+    if takes_records(place):
+        return _RECORD
     try:
         return _missing(probe, place)
     except TopologyError as exc:
@@ -276,8 +278,7 @@ class _Sorter:
             return Keep("left", f"{why}; send it on as it is with --only '' --to QUEUE")
         name = json.dumps([destination.exchange, destination.routing_key])
         place = self._to or destination
-        is_record = place == way_of_records(self._topology)
-        why = _RECORD if is_record else self._obstacle(place)
+        why = self._obstacle(place)
         if why:
             return Keep("left", why)
         return Send(unpacked, place.exchange, place.routing_key, name, mandatory=True)

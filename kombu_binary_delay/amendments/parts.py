@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from kombu_binary_delay.model.address import Destination
@@ -19,6 +20,9 @@ _SEGMENT = 1_000_000
 #: RabbitMQ's header with the exchange that a message was published to before it was first in a
 #: queue that it left as a dead letter.
 ENTERED = "x-first-death-exchange"
+#: The names of the exchange, and of the queues by which records leave ladders, in any namespace.
+_EXCHANGE = re.compile(rf"[\w-]+\.{VERSION}\.amendments", re.ASCII)
+_LATER = re.compile(rf"[\w-]+\.{VERSION}(?:-classic)?\.amendments\.later", re.ASCII)
 
 
 def exchange_name(namespace: str) -> str:
@@ -34,6 +38,13 @@ def stream_name(namespace: str, key: str) -> str:
 def way_of_records(topology: Topology) -> Destination:
     """Return the destination of the records that wait on a ladder."""
     return Destination("", f"{topology.delivery_prefix}.amendments.later")
+
+
+def takes_records(place: Destination) -> bool:
+    """Return whether what is published to a destination may amend, in any namespace."""
+    if place.exchange:
+        return _EXCHANGE.fullmatch(place.exchange) is not None
+    return _LATER.fullmatch(place.routing_key) is not None
 
 
 def later_part(topology: Topology) -> Part:

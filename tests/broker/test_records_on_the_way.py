@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 
 import amqp
+import pytest
 
 from kombu_binary_delay import Ladder, Topology, cancel
-from kombu_binary_delay.admin import Management, migrate, redrive
+from kombu_binary_delay.admin import Management, OperationError, migrate, redrive, refill
 from kombu_binary_delay.admin.migrate import _requeue
 from kombu_binary_delay.admin.reading import Source, sources
 from kombu_binary_delay.amendments import parts
 from kombu_binary_delay.amendments.record import Cancel, to_line
 from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.model.address import Destination
 from tests.waits import wait_until
 
 EXCHANGE = parts.exchange_name("kbd")
@@ -52,6 +55,30 @@ def test_a_record_that_was_parked_stays_since_its_headers_prove_nothing(connect,
 
     assert (done.sent, done.stays) == (0, 1), done
     assert "cancel again" in str(done.reasons)
+
+
+def test_what_was_parked_for_the_exchange_of_amendments_stays(connect, vhost):
+    """Given: a record by who may write to the levels alone, for an exchange that has no mirror."""
+    cancel("x", connection=connect())
+    topology = Topology()
+    # This makes the ladder.
+    connect().Producer().publish("m", routing_key="none", headers={"x-delay": 1})
+    digits = topology.ladder.digits(125)
+    address = topology.address(digits, Destination(EXCHANGE, parts.IDS), topic=True)
+    forged = amqp.Message(to_line(Cancel(("y",), time.time_ns() // 1_000_000)))
+    connect("amqp").default_channel.basic_publish(forged, topology.level_of(digits), address)
+    wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 2})
+    management = Management.of(connect("amqp"), vhost.broker.management_url)
+    place, file = Destination(EXCHANGE, parts.IDS), StringIO()
+
+    def taken(**options):
+        return redrive(lambda: connect("amqp"), topology, management, only=place, **options)
+
+    assert (taken().sent, taken(file=file).sent) == (0, 1)
+    file.seek(0)
+    assert refill(connect("amqp"), file).sent == 0
+    with pytest.raises(OperationError, match="part of a ladder"):
+        taken(to=place)
 
 
 def test_a_stream_that_is_made_again_gets_the_records_that_are_on_their_way(connect, vhost):
