@@ -301,7 +301,7 @@ def needs_a_queue(publisher):
 
 
 def needs_a_look(publisher):
-    publisher.connection.delay_mechanism.router._looked = 0  # noqa: SLF001 - long ago
+    publisher.connection.delay_mechanism.router._looked = 1  # noqa: SLF001 - long ago
     return "warm", {}
 
 
@@ -390,7 +390,7 @@ def test_in_an_alarm_a_publish_waits_for_what_the_delay_needs(connect, own_broke
     with own_broker.alarm():
         # The broker sees that this connection publishes.
         publish(connection, "m", key="q")
-        inner.delay_mechanism.router._looked = 0  # noqa: SLF001 - long ago
+        inner.delay_mechanism.router._looked = 1  # noqa: SLF001 - long ago
         publisher.start()
         wait_until(lambda: inner.is_blocked)
         publisher.join(3 * limit)

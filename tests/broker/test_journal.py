@@ -287,7 +287,6 @@ def delete_stream(vhost):
         other.channel().queue_delete("kbd.v2.journal")
 
 
-@pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize("batched", [False, True])
 def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
     connect, vhost, batched, caplog
@@ -316,7 +315,6 @@ def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
     assert sorted(each["id"] for each in found) == ["0", "1", "2"]
 
 
-@pytest.mark.usefixtures("streams")
 def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, vhost, collect):
     writer.warnings.clear()  # another test may have been warned
     consumer, publisher = connect(binary_delay={"journal": "stream"}), connect()
@@ -333,7 +331,6 @@ def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, 
     assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
 
 
-@pytest.mark.usefixtures("streams")
 def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(connect, vhost, caplog):
     writer.warnings.clear()  # another test may have been warned
     connection = connect(binary_delay={"journal": "stream", "declare": "never"})
