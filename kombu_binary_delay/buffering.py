@@ -38,6 +38,8 @@ class FrameBuffer:
         self.asked_for = ""
         self._dispatching = False
         self._frames: deque[Callable[[], object]] = deque()
+        #: How many frames were buffered and then dispatched.
+        self.dispatched = 0
 
     @contextmanager
     def closed(self, asked_for: str) -> Iterator[None]:
@@ -129,6 +131,7 @@ class FrameBuffer:
         if self.declaring or not self._frames:
             return False
         dispatch = self._frames.popleft()
+        self.dispatched += 1
         if not self._frames:
             vars(self._connection).pop("blocking_read", None)
         dispatch()

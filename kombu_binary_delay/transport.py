@@ -33,6 +33,7 @@ All other options are those of Kombu's ``amqp`` transport.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,12 +79,15 @@ from .model.delay import (
     is_retry,
 )
 from .model.envelope import HEADERS
-from .router import Plan, Router
+from .router import LOOK_AGAIN, Plan, Router
 from .settings import Settings
 
 #: How long to wait for each answer of the broker that a delayed message needs, in seconds, where
 #: neither the publish nor the connection has a limit.
 ANSWER_LIMIT = 30.0
+
+#: How often a connection with consumers looks whether what they rely on still exists, in seconds.
+LOOK_EVERY = LOOK_AGAIN / 1_000_000
 
 #: The base of a mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
@@ -413,6 +417,8 @@ class ConnectionMixin(BufferingConnection):
     is_held_up = False
     #: The limit that a publish sets for each answer that it needs, in seconds.
     answer_limit: float | None = None
+    #: When to look next whether what its consumers rely on still exists, by the monotonic clock.
+    look_at = math.inf
     #: Why this transport has ended the connection, if it has.
     ended: RecoverableConnectionError | None = None
     #: Whether it consumed when it ended.
@@ -432,6 +438,8 @@ class ConnectionMixin(BufferingConnection):
         :raises RecoverableConnectionError: if this transport has ended the connection meanwhile.
         """
         mechanism = self.delay_mechanism
+        if timeout != 0 and time.monotonic() > self.look_at and self.look():
+            return None
         # Most events come where nothing is held up.
         if not self.is_held_up or mechanism is None:
             result = self._drain(timeout)
@@ -451,6 +459,26 @@ class ConnectionMixin(BufferingConnection):
         """
         self.ended = self.ended or error
         self.collect()
+
+    def look(self) -> bool:
+        """Check that what the connection's consumers rely on still exists.
+
+        :returns: whether events were handled meanwhile.
+        """
+        mechanism, buffer = self.delay_mechanism, self.frame_buffer
+        if mechanism is None or buffer is None or buffer.declaring:
+            return False
+        self.look_at = time.monotonic() + LOOK_EVERY
+        if self.is_blocked or not is_consuming(self):
+            return False
+        before = buffer.dispatched
+        try:
+            mechanism.executor.run(mechanism.router.look(time.time_ns() // 1000))
+        except RecoverableConnectionError:
+            # Whether a broker that does not answer is too slow is not for a consumer to say.
+            if not self.connected:
+                raise
+        return buffer.dispatched != before
 
     def release_held(self) -> bool:
         """Deliver or write what an alarm has held up, if its time has come.
@@ -607,6 +635,7 @@ class TransportMixin(_Above):
             journal = Journal(settings, router.topology, executor, server)
         amendments = Amendments(connection, router, executor, settings, server)
         connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
+        connection.look_at = time.monotonic() + LOOK_EVERY
         leave_out_deaths(connection, router.topology.owns)
         executor.run(router.opened())
         return connection

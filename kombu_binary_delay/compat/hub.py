@@ -9,11 +9,13 @@ The callbacks are not run before the poll: one of them may receive a message or 
 would then wait instead.
 
 The loop reads from a connection when the broker has sent something. A message that is held in an
-alarm can be due before. And a connection that this transport has ended sends nothing more.
+alarm can be due before. A look whether the ladder still exists is due each half a minute. And a
+connection that this transport has ended sends nothing more.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .patch import replace
@@ -35,7 +37,7 @@ def poll_at_once_if_ready(loop: Any) -> None:
 
 
 def release_in_time(loop: Any, connection: Any) -> None:
-    """Deliver what a connection holds when it is due, until the connection ends."""
+    """Deliver what a connection holds when it is due, and look in time, until it ends."""
 
     def look() -> None:
         # Not every Celery removes the timers of a lost connection.
@@ -44,9 +46,12 @@ def release_in_time(loop: Any, connection: Any) -> None:
             if connection.ended is not None and _reads(loop, connection):
                 # Celery hides the errors of its first read, and would wait for messages forever.
                 loop.call_soon(_raise, connection.ended)
-        elif connection.is_held_up:
-            # The loop only logs the errors of a timer.
+            return
+        # The loop only logs the errors of a timer.
+        if connection.is_held_up:
             loop.call_soon(connection.release_held)
+        if time.monotonic() > connection.look_at:
+            loop.call_soon(connection.look)
 
     timer = loop.call_repeatedly(1, look)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Look, Steps, Warn
@@ -42,7 +42,8 @@ from .knowledge import ATTEMPTS, BASE, BINDINGS, FIRST, KINDS, PATH, quietly
 
 #: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
-#: The number of destinations whose routes are declared again after each check, in rotation.
+#: The number of destinations whose routes are declared again after each check, in rotation, and of
+#: bindings that are repeated again.
 MAX_RENEWED = 16
 #: The same for the mirrors of exchanges. They are led to at once, within one publish.
 MAX_MIRRORS = 4
@@ -66,6 +67,7 @@ class Delivery(NamedTuple):
 
 
 _NOTHING: frozenset[tuple[Any, ...]] = frozenset()
+_T = TypeVar("_T")
 
 
 class Router(DeliverySide):
@@ -387,6 +389,17 @@ class Router(DeliverySide):
             )
         self.existing.update(wanted)
 
+    def look(self, now: int) -> Steps:
+        """Check that what a connection's consumers rely on still exists, if it was not lately.
+
+        A connection that only consumes has no publish that would.
+        """
+        relies = self._declares and (BASE in self.existing or self._looks)
+        if relies and not 0 <= now - self._looked < LOOK_AGAIN:
+            ways = self._known("way", "relay")
+            for each in (self._look_again(now), self.prepare({BINDINGS, *ways}, now)):
+                yield from quietly(each, once=True)
+
     def _look_again(self, now: int) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""
         topology = self.topology
@@ -429,10 +442,14 @@ class Router(DeliverySide):
         # to it is declared again: to a few queues after each check, not to hundreds at once.
         ways = self._in_turn(self._known("way", "relay", "target"), MAX_RENEWED)
         self.existing.difference_update(ways)
-        # Or the delivery exchange, without its bindings to the mirrors, which are there.
         if known:
+            # Or the delivery exchange, without its bindings to the levels and mirrors, which are
+            # there.
             found = self._in_turn(self._known("mirror"), MAX_MIRRORS)
-            yield from quietly(self._lead_to_mirrors(exchange for _, exchange in found))
+            yield from quietly(self._lead_through_delivery(exchange for _, exchange in found))
+            # Or a mirror or a relay, without the bindings of this connection.
+            bound = self._in_turn(self._renewable(), MAX_RENEWED)
+            yield from quietly(self._renew_bindings(bound), once=True)
         self._looks += 1
 
     def _known(self, *kinds: str) -> list[tuple[Any, ...]]:
@@ -440,7 +457,7 @@ class Router(DeliverySide):
         # A binding of the user's is longer, and begins with an exchange, whatever its name is.
         return sorted(each for each in self.existing if each[0] in kinds and len(each) == 2)
 
-    def _in_turn(self, known: list[tuple[Any, ...]], number: int) -> list[tuple[Any, ...]]:
+    def _in_turn(self, known: list[_T], number: int) -> list[_T]:
         """Return some of a list, so that each look takes the next, and the first after the last."""
         first = self._looks * number % max(len(known), 1)
         return (known[first:] + known[:first])[:number]

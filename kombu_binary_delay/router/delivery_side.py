@@ -92,6 +92,11 @@ class DeliverySide(LadderSide):
             self.existing.add(("relay", queue))
         self._warned.pop(queue, None)
 
+    def _knows(self, queue: str) -> bool:
+        """Whether the arguments of a queue decide whether it needs a relay, and are known."""
+        refuses = self._refusing.get(queue)
+        return refuses is not None and (refuses or not self._refuses(queue))
+
     def _lead_to(self, queue: str, *, by_relay: bool = False) -> Steps:
         """Bind a queue that is addressed through the default exchange.
 
@@ -244,14 +249,47 @@ class DeliverySide(LadderSide):
                 yield Unbind(to_relay, command.what)
         self.existing.add(("mirror", exchange))
 
-    def _lead_to_mirrors(self, exchanges: Iterable[str]) -> Steps:
-        """Bind mirrors to the delivery exchange again.
+    def _lead_through_delivery(self, exchanges: Iterable[str]) -> Steps:
+        """Bind the delivery exchange to the lowest levels again, and mirrors to it.
 
         A mirror is not made here: it would lack its bindings, and be found at the next look.
         """
-        ways = tuple(way for each in exchanges for way in self.topology.mirror(each).bindings)
+        lowest = [self._ladders[lane].levels[0] for lane, top in self._heights.items() if top >= 0]
+        ways = tuple(
+            way
+            for each in lowest
+            for way in each.bindings
+            if way.destination == self.topology.delivery
+        )
+        ways += tuple(way for each in exchanges for way in self.topology.mirror(each).bindings)
         if ways:
-            yield Ensure(Part(bindings=ways), "the ways to exchanges")
+            yield Ensure(Part(bindings=ways), "the ways through the delivery exchange")
+
+    def _renewable(self) -> list[Bound]:
+        """Return the bindings that can be repeated again, whatever other programs know.
+
+        They are those to exchanges, and those to queues whose arguments this connection knows. Two
+        programs that both repeated them again, one by a relay and one straight, would double
+        messages: so not those to queues that the setting ``relays`` names.
+        """
+        return [
+            each
+            for each in self._bound
+            if each in self.existing
+            and self._types.get(each.exchange) in IMITABLE
+            and (not each.to_queue or self._knows(each.destination))
+        ]
+
+    def _renew_bindings(self, bounds: Iterable[Bound]) -> Steps:
+        """Repeat bindings again: another program may have made a mirror or a relay without them."""
+        for each in bounds:
+            by_relay = each.to_queue and self._refuses(each.destination)
+            part = self.topology.queue_relay(each.destination) if by_relay else Part()
+            part += Part(bindings=self._mirrors_of(each, by_relay=by_relay))
+            what = f"the binding of {each.destination!r}"
+            answer = yield Ensure(part, what)
+            if answer is Answer.DONE and each.to_queue and self.topology.can_have_relays:
+                yield Unbind(self._mirrors_of(each, by_relay=not by_relay), what)
 
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange.

@@ -246,9 +246,14 @@ def one(command: Delete) -> Steps:
     yield command
 
 
-def quietly(steps: Steps) -> Steps:
-    """Run steps; if the broker refuses one, warn and skip the rest."""
+def quietly(steps: Steps, *, once: bool = False) -> Steps:
+    """Run steps; if the broker refuses one, warn and skip the rest.
+
+    :param once: as of :class:`~kombu_binary_delay.commands.Warn`.
+    """
     try:
         yield from steps
     except (TopologyError, AddressError) as exc:
-        yield Warn(f"delayed messages may not reach every destination that others reach: {exc}")
+        yield Warn(
+            f"delayed messages may not reach every destination that others reach: {exc}", once=once
+        )

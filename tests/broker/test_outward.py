@@ -4,6 +4,7 @@ import logging
 import pkgutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -239,22 +240,65 @@ def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, binar
     assert parked_in(connect, binary) <= 1  # the first, which was under way
 
 
-@pytest.mark.parametrize("what", ["a level queue", "the parking queue"])
-def test_a_publisher_finds_out_by_itself_that_a_queue_of_the_ladder_was_deleted(
-    connect, collect, topology, monkeypatch, what
+@pytest.mark.parametrize("publishes", [True, False], ids=["publisher", "consumer"])
+def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
+    connect, vhost, monkeypatch, publishes
 ):
-    queue = Queue("q")
-    connection = connect(confirm_publish=True)
-    gone = topology.levels[0].queues[0].name if what == "a level queue" else topology.parking
-    with connection.Producer() as producer:
-        producer.publish("before", routing_key="q", headers={"x-delay": 125}, declare=[queue])
-        collect(connection, [queue], 1)
-        connect("amqp").default_channel.queue_delete(gone)
-        monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
-        producer.publish("after", routing_key="q", headers={"x-delay": 125})
+    """The publisher at the next publish after half a minute, the consumer after half a minute."""
+    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
+    monkeypatch.setattr("kombu_binary_delay.router.knowledge.SETTLE", 0)
+    connection = connect(binary_delay={"radix": 2})
+    inner, channel = connection.connection, connection.default_channel
+    for kind in ("topic", "headers"):
+        full = {"x-overflow": "reject-publish"}
+        queue = Queue("full", Exchange(kind, kind), "k", queue_arguments=full)
+        queue(channel).declare()
+    connection.Consumer(Queue("full", no_declare=True)).consume()
 
-    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["after"]
-    connect("amqp").default_channel.queue_declare(gone, passive=True)
+    def use():
+        if publishes:
+            for to in ("topic", "headers", ""):
+                key = "k" if to else "full"
+                connection.Producer().publish("m", key, exchange=to, headers={"x-delay": 60_000})
+        else:
+            inner.look_at = 0
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.01)
+
+    def made():
+        kinds = ("exchanges", "queues", "bindings")
+        rows = {kind: vhost.broker.api("GET", f"{kind}/{vhost.name}") for kind in kinds}
+        return {
+            (kind, *(row.get(each) for each in ("name", "source", "destination", "routing_key")))
+            for kind in kinds
+            for row in rows[kind]
+        }
+
+    use()
+    whole = made()
+    names = [(kind, name) for kind, name, *_ in whole if name and str(name).startswith("kbd.v2")]
+    levels = sum(".level-" in name for _, name in names)
+    assert len(names) - levels >= 9
+    assert bool(levels) == publishes
+    for kind, name in names:
+        vhost.broker.api("DELETE", f"{kind}/{vhost.name}/{name}")
+        use()
+        assert made() == whole, f"without {name} of {kind}"
+
+
+def test_a_look_is_no_event(connect):
+    """A program may count on one for each call."""
+    connection = connect(binary_delay={"radix": 2})
+    queue = Queue("q", Exchange("x"))
+    queue(connection.default_channel).declare()
+    connection.Consumer(queue).consume()
+    inner = connection.connection
+    inner.look_at = 0
+
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.5)
+
+    assert inner.look_at > time.monotonic()
 
 
 def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):

@@ -388,6 +388,10 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
         connection = connect(url=granted(grant))
         queue(connection.default_channel).declare()
         connection.Consumer(queue).consume()
+        # It also looks whether all is still there.
+        connection.connection.look_at = 0
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.01)
         assert ("permissions configure, write and read" in caplog.text) == bool(name), (
             f"without {kind} on {name}: {caplog.text}"
         )

@@ -23,7 +23,6 @@ from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.envelope import HEADER
 from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.router import LOOK_AGAIN, Router
-from kombu_binary_delay.router.knowledge import SETTLE
 from tests.simulated_broker import SimulatedBroker
 
 SERVER = {"product": "RabbitMQ", "version": "4.3.0"}
@@ -59,6 +58,9 @@ class Connection:
     def bind_exchange(self, destination, source, key):
         self.broker.declare(Part(bindings=(Binding(source, destination, key, to_queue=False),)))
         return self.run(self.router.bound(source, destination, key, to_queue=False))
+
+    def look(self):
+        return self.run(self.router.look(self.now))
 
     def consume(self):
         return self.run(self.router.consuming())
@@ -284,30 +286,6 @@ def test_a_queue_that_is_made_anew_by_its_name_is_led_to_again_within_half_a_min
     assert publisher.reached() == ["q"]
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["clock goes on", "clock set back"])
-def test_what_is_deleted_of_the_ladder_is_made_again_at_the_next_look(broker, back):
-    connection = Connection(broker)
-    connection.queue("q")
-    connection.publish(delay=60 * SECOND)
-    ladder = connection.topology
-    before = {*broker.exchanges, *broker.queues}
-    levels = [each for each in ladder.levels if each.queues[0].name in broker.queues]
-    assert len(levels) == 3
-    # An exchange and its queue have one name.
-    names = [("queue", each.name) for part in (ladder.base, *levels) for each in part.queues]
-    names += [("exchange", each.name) for level in levels for each in level.exchanges]
-    names += [("exchange", ladder.delivery), ("exchange", ladder.to_queues)]
-    for kind, name in names:
-        (broker.delete_queue if kind == "queue" else broker.delete_exchange)(name)
-        connection.now += -LOOK_AGAIN if back else LOOK_AGAIN
-
-        done, _ = connection.publish(delay=60 * SECOND)
-
-        assert Pause(SETTLE) in done, "whoever deletes it may delete more"
-        assert connection.reached(delay=60 * SECOND) == ["q"], name
-        assert {*broker.exchanges, *broker.queues} == before
-
-
 def test_a_level_whose_node_is_down_is_not_taken_for_deleted(broker):
     connection = Connection(broker, queue_type="classic")
     connection.queue("q")
@@ -399,20 +377,6 @@ def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_retu
         assert each.reached("nowhere") == [parking]
 
 
-def test_a_deleted_mirror_is_made_again_with_its_bindings_at_the_next_look(broker):
-    connection = Connection(broker)
-    connection.exchange("x", "topic")
-    connection.queue("q")
-    connection.bind("q", "x", "a.*")
-    assert connection.reached("a.b", "x") == ["q"]
-    broker.delete_exchange(connection.topology.mirror_name("x"))
-    assert connection.reached("a.b", "x") == [connection.topology.parking]
-
-    connection.now += LOOK_AGAIN
-
-    assert connection.reached("a.b", "x") == ["q"]
-
-
 def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
     connection = Connection(broker)
     connection.queue("q")
@@ -421,8 +385,10 @@ def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
 
     done, _ = connection.publish()
 
-    assert [type(each) for each in done] == [Look, Ensure]
-    assert done[1].part == connection.topology.to_queue("q")
+    assert [type(each) for each in done] == [Look, Ensure, Ensure]
+    (way,) = done[1].part.bindings
+    assert way.destination == connection.topology.delivery
+    assert done[2].part == connection.topology.to_queue("q")
 
 
 def test_a_new_connection_asks_whether_the_levels_exist_and_trusts_the_answer(broker):
@@ -749,27 +715,6 @@ def test_no_relay_is_looked_for_where_none_is_made(broker, kind):
     done, _ = connection.publish("q")
 
     assert not [each for each in done if isinstance(each, Pause)]
-
-
-@pytest.mark.parametrize("kind", ["headers", "topic"])
-def test_a_relay_behind_an_exchange_that_is_deleted_is_made_again(broker, kind):
-    connection = Connection(broker)
-    connection.queue("q", x_overflow="reject-publish")
-    connection.exchange("events", kind)
-    connection.bind("q", "events", "k")
-    connection.publish("k", "events")
-    relay = (
-        connection.topology.exchange_relay_name("events")
-        if kind == "headers"
-        else connection.topology.queue_relay_name("q")
-    )
-    broker.delete_queue(relay)
-
-    connection.now += LOOK_AGAIN
-    connection.publish("k", "events")
-
-    assert relay in broker.queues
-    assert connection.reached("k", "events") == ["q"]
 
 
 @pytest.mark.parametrize("is_down", [False, True])

@@ -59,7 +59,8 @@ def test_a_binding_of_an_exchange_named_as_a_kind_of_ours_is_not_taken_for_that(
     led = {
         way.destination for each in done if isinstance(each, Ensure) for way in each.part.bindings
     }
-    assert led == {connection.topology.mirror_name("mirror")}
+    topology = connection.topology
+    assert led == {topology.delivery, topology.mirror_name("mirror"), "q"}
 
 
 def test_a_mirror_that_was_deleted_is_never_made_again_without_its_bindings(broker):
@@ -76,7 +77,7 @@ def test_a_mirror_that_was_deleted_is_never_made_again_without_its_bindings(brok
     for each in (owner, late):
         each.now += LOOK_AGAIN
         each.publish("k", "x")
-    assert owner.reached("k", "x") == ["q"]
+    assert owner.reached("k", "x") == ["q", "r"]
 
 
 @pytest.mark.parametrize("refusing", ["a", "b", "c", "abc", ""])

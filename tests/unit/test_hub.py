@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from contextlib import closing
 from types import SimpleNamespace
@@ -25,7 +26,11 @@ def register():
     """Register a connection that receives nothing."""
     ours, broker = socket.socketpair()
     connection = SimpleNamespace(
-        sock=ours, transport=SimpleNamespace(), connected=True, is_held_up=False
+        sock=ours,
+        transport=SimpleNamespace(),
+        connected=True,
+        is_held_up=False,
+        look_at=math.inf,
     )
     transport = Connection(transport="kombu_binary_delay:Transport").transport
     with ours, broker:
@@ -122,7 +127,8 @@ def holding(hub):
     """Let a loop look after a connection, and run that once."""
 
     def holding(release, **state):
-        connection = SimpleNamespace(release_held=release, **{"ended": None, **state})
+        state = {"ended": None, "is_held_up": False, "look_at": math.inf, **state}
+        connection = SimpleNamespace(release_held=release, **state)
         if connection.ended:
             hub.readers[7] = (print, (connection, hub))
         release_in_time(hub, connection)
@@ -143,6 +149,16 @@ def test_the_loop_looks_for_what_is_due_while_something_is_held(holding, is_held
 
     assert looks == ["look"] * is_held_up
     assert not timer.canceled
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_the_loop_looks_in_time_whether_the_ladder_exists(holding, is_due):
+    looks: list[str] = []
+    look_at = 0.0 if is_due else math.inf
+
+    holding(None, connected=True, look=lambda: looks.append("look"), look_at=look_at)
+
+    assert looks == ["look"] * is_due
 
 
 def test_an_error_of_that_ends_the_loop_so_that_its_program_connects_again(holding):
