@@ -345,7 +345,7 @@ class Router(DeliverySide):
             yield from self._find(wanted)
             return
         if not (self._looked and 0 <= now - self._looked < LOOK_AGAIN):
-            yield from self._look_again(now)
+            yield from self._look_again(now, is_first=not self._looked)
         makers: dict[str, Callable[..., Steps]] = {
             "bindings": self._repeat_bindings,
             "way": self._lead_to,
@@ -400,7 +400,7 @@ class Router(DeliverySide):
             for each in (self._look_again(now), self.prepare({BINDINGS, *ways}, now)):
                 yield from quietly(each, once=True)
 
-    def _look_again(self, now: int) -> Steps:
+    def _look_again(self, now: int, *, is_first: bool = False) -> Steps:
         """Check that what this connection relies on still exists; RabbitMQ reports no deletion."""
         topology = self.topology
         mirrors = [exchange for _, exchange in self._known("mirror")]
@@ -423,7 +423,7 @@ class Router(DeliverySide):
         )
         look = self._look_at(self._heights, topology.base + part)
         # For the first message, what it passes is looked at next.
-        known = self._looked and (self._heights or BASE in self.existing)
+        known = not is_first and (self._heights or BASE in self.existing)
         if known and (yield from self._past_parking(look)) is Answer.MISSING:
             self.lost()
         self._looked = now

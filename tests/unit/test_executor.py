@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
@@ -44,7 +46,8 @@ def test_a_queue_whose_node_is_down_is_not_missing(monkeypatch, text, answer):
     monkeypatch.setattr("kombu_binary_delay.executor.declare", refuse)
     monkeypatch.setattr("kombu_binary_delay.executor.wait", refuse)
     executor = Executor(object(), "kbd")
-    monkeypatch.setattr(executor, "_open", object)
+    connection = SimpleNamespace(frame_writer=None)
+    monkeypatch.setattr(executor, "_open", lambda: SimpleNamespace(connection=connection))
     for command in (Ensure(Part(), "the levels up to 2"), Look()):
         if answer:
             assert executor.do(command) is answer
