@@ -18,12 +18,26 @@ except ImportError:  # before Kombu 5.7
         """Stands in for Kombu's error of the same name, which Kombu 5.7 introduced."""
 
 
+#: The most characters of a value in an error's text.
+_MOST_SHOWN = 100
+
+
+def shown(value: object) -> str:
+    """Return a value for the text of an error: at most a hundred characters of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python writes no number of more than some thousand digits, and nothing nested too deep.
+        return f"a {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 class BinaryDelayError(KombuError):
     """The root of every error that this package raises."""
 
 
 class LadderError(BinaryDelayError, ValueError):
-    """The ladder is invalid: no level, a radix below 2, a tick below 1 ms, or a TTL too long."""
+    """The ladder is invalid: a bad radix or tick, no level, too many queues, or a TTL too long."""
 
 
 class DelayError(BinaryDelayError, ValueError):
@@ -31,7 +45,7 @@ class DelayError(BinaryDelayError, ValueError):
 
 
 class AddressError(BinaryDelayError, ValueError):
-    """The destination does not fit into a routing key, or a routing key is not an address."""
+    """The destination is invalid or does not fit into a routing key; or a key is no address."""
 
 
 class SettingsError(BinaryDelayError, ValueError):

@@ -62,13 +62,17 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
     :returns: the payload as it is, unless the message has the ladder's header and every death is
         that of a queue which ``owns`` knows.
     """
-    size = _table(payload)
-    if not size:
-        return payload
-    at = size + 4
-    end = at + _size(payload, size)[0]
-    found = _find(payload, at, end, _LADDERS)
-    if not (found.pop(_MARK, None) and _all_owned(payload, found.get(_DEATHS), owns)):
+    try:
+        size = _table(payload)
+        if not size:
+            return payload
+        at = size + 4
+        end = at + _size(payload, size)[0]
+        found = _find(payload, at, end, _LADDERS)
+        if not (found.pop(_MARK, None) and _all_owned(payload, found.get(_DEATHS), owns)):
+            return payload
+    except (IndexError, struct.error):
+        # It ends early: py-amqp says so.
         return payload
     kept = []
     for begin, _, stop in found.values():

@@ -51,7 +51,7 @@ from .amendments.door import AmendingChannel
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
 from .batching import PublishBatch
-from .batching.frames import SMALLER, EncodedMessage, TooLargeError
+from .batching.frames import SMALLER, UNWRITABLE, EncodedMessage
 from .buffering import BufferingConnection, FrameBuffer
 from .commands import Warn
 from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
@@ -117,9 +117,9 @@ class ChannelMixin(AmendingChannel):
 
         A retry of a Celery task that cannot be delayed is published without a delay instead.
 
-        :raises DelayError: if the delay is invalid or out of range, or the message's headers do not
-            fit into a frame with the ladder's.
-        :raises AddressError: if the destination is too long for a delayed message.
+        :raises DelayError: if the delay is invalid or out of range, or the message cannot be
+            written, such as one whose headers do not fit into a frame with the ladder's.
+        :raises AddressError: if the destination is invalid, or too long for a delayed message.
         :raises TopologyError: if the broker refuses to declare what the delay needs.
         :raises AmendmentError: if ``x-delay-key`` or ``x-delay-replaces`` is invalid, or cannot be
             recorded.
@@ -190,7 +190,7 @@ class ChannelMixin(AmendingChannel):
             raise RecoverableConnectionError("basic_publish: connection closed")
         try:
             return EncodedMessage(body, properties, self.connection.frame_max)
-        except TooLargeError as exc:
+        except UNWRITABLE as exc:
             raise DelayError(f"a message cannot be delayed: {exc}") from exc
 
     @staticmethod

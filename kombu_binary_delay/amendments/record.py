@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
-from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.errors import AmendmentError, shown
 from kombu_binary_delay.model.delay import LATEST
 
 #: The header with the key of a message: of all waiting messages with one key, only the latest runs.
@@ -186,11 +186,13 @@ def check_name(name: object, what: str) -> str:
     :raises AmendmentError: if it is not a string, is empty, or is too long.
     """
     if not isinstance(name, str) or not name:
-        raise AmendmentError(f"{what} must be a non-empty string, got {name!r}")
+        raise AmendmentError(f"{what} must be a non-empty string, got {shown(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise AmendmentError(f"{what} must be text that UTF-8 can encode, got {name!r}") from None
+        raise AmendmentError(
+            f"{what} must be text that UTF-8 can encode, got {shown(name)}"
+        ) from None
     if size > MAX_NAME:
         raise AmendmentError(
             f"{what} must have at most {MAX_NAME} bytes, got {size}: {name[:60]!r}…"
@@ -207,7 +209,7 @@ def check_wait(value: object) -> int | None:
         return None
     if type(value) is not int or not 0 < value <= MAX_TIME:
         raise AmendmentError(
-            f"{LONGEST_WAIT} must be a whole number of milliseconds above 0, got {value!r}"
+            f"{LONGEST_WAIT} must be a whole number of milliseconds above 0, got {shown(value)}"
         )
     return value
 
@@ -234,9 +236,18 @@ def stamps_of(headers: Mapping[str, Any]) -> dict[str, list[str]]:
     if not isinstance(stamps, Mapping):
         return {}
     return {
-        name: list(map(str, given if isinstance(given, (list, tuple)) else (given,)))
+        name: list(map(_word, given if isinstance(given, (list, tuple)) else (given,)))
         for name, given in stamps.items()
+        if isinstance(name, str)
     }
+
+
+def _word(value: object) -> str:
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        # Too large a number, or nested too deep: nobody revokes by it.
+        return ""
 
 
 def _is_keyed(read: dict[str, Any]) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 
 from kombu_binary_delay.amendments.record import MAX_BYTES, MAX_TIME, judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
-from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
-from kombu_binary_delay.model.envelope import HEADER, HEADERS
+from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried
 from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.ladder import hops
 from kombu_binary_delay.model.topology import Topology
@@ -52,9 +51,8 @@ def scheduled(
     headers = properties.get(HEADERS) or {}
     packed = headers.get(HEADER)
     if isinstance(packed, dict):
-        to = packed.get("to")
         try:
-            digits, destination = topology.parse(key, Destination(*to) if to else None)
+            digits, destination = topology.parse(key, carried(headers))
         except AddressError:
             return None
         event = about(properties, destination.exchange, destination.routing_key)

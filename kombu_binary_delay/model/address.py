@@ -23,12 +23,13 @@ topic exchange must stay readable to wildcards, so there a key that does not fit
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from kombu_binary_delay.errors import AddressError
+from kombu_binary_delay.errors import AddressError, shown
 
 from .ladder import MAX_DIGITS, MAX_KEY
 
@@ -48,6 +49,29 @@ class Destination(NamedTuple):
 
     exchange: str
     routing_key: str
+
+
+def check_names(exchange: object, routing_keys: Iterable[object]) -> None:
+    """Check the destination of a message: AMQP and RabbitMQ have no others.
+
+    :raises AddressError: if a name is not a string or has more than 255 bytes; or if that of an
+        exchange, or of a queue at the default exchange, is no text.
+    """
+    named = [("an exchange", exchange), *(("a routing key", each) for each in routing_keys)]
+    for what, name in named:
+        if not isinstance(name, str):
+            raise AddressError(f"{what} must be a string, got {shown(name)}")
+        if name.isascii() and len(name) <= MAX_KEY:
+            continue
+        if (size := length(name)) > MAX_KEY:
+            raise AddressError(
+                f"{what} must have at most {MAX_KEY} bytes, got {size}: {shown(name)}"
+            )
+        if (name is exchange or not exchange) and not _is_text(name):
+            raise AddressError(
+                f"the name of an exchange or a queue must be text that UTF-8 can encode, got "
+                f"{shown(name)}"
+            )
 
 
 def format_address(
@@ -127,10 +151,10 @@ def route(
     """
     exchange = f"{MARK}.{exchange_word(destination.exchange)}"
     text = exchange + key_words(destination.routing_key)
-    if _length(text) <= ROOM:
+    if length(text) <= ROOM:
         return text
     if topic:
-        given, left = (length - _length(exchange) - 1 for length in (_length(text), ROOM))
+        given, left = (size - length(exchange) - 1 for size in (length(text), ROOM))
         raise AddressError(
             f"the routing key {destination.routing_key!r} takes {given} bytes; a delayed message "
             f"to the exchange {destination.exchange!r} has room for {left}; use a shorter key, "
@@ -143,7 +167,7 @@ def route(
 def exchange_word(exchange: str) -> str:
     """Write an exchange's name as one word."""
     word = _escape(exchange).replace(".", "%2E")
-    return word if _length(word) <= _MAX_EXCHANGE_WORD else digest(exchange)
+    return word if length(word) <= _MAX_EXCHANGE_WORD else digest(exchange)
 
 
 def key_words(routing_key: str) -> str:
@@ -161,9 +185,9 @@ def key_forms(routing_key: str) -> list[str]:
     """
     words, longest = key_words(routing_key), len(MARK) + 1 + _MAX_EXCHANGE_WORD
     forms = []
-    if len(MARK) + 2 + _length(words) <= ROOM:
+    if len(MARK) + 2 + length(words) <= ROOM:
         forms.append(words)
-    if longest + _length(words) > ROOM:
+    if longest + length(words) > ROOM:
         forms.append(f".{digest(routing_key)}")
     return forms
 
@@ -188,8 +212,17 @@ def _escape(word: str) -> str:
     return word
 
 
-def _length(text: str) -> int:
+def length(text: str) -> int:
+    """Return the bytes of a name, which py-amqp reads and writes with half pairs of surrogates."""
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # Destinations repeat.

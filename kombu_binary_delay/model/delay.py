@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from typing import Any
 
-from kombu_binary_delay.errors import DelayError
+from kombu_binary_delay.errors import DelayError, shown
 
 X_DELAY = "x-delay"
 ETA = "eta"
@@ -66,7 +66,8 @@ def due_time(headers: Mapping[str, Any], now: int, name: str = "") -> int | None
             due = now + delay if due is None else max(due, now + delay)
     if due is not None and JITTER in headers:
         named = headers.get(ID) if TASK in headers else None
-        due += spread(str(named or name), jitter_of(headers))
+        named = named or name
+        due += spread(named if isinstance(named, str) else shown(named), jitter_of(headers))
     return due
 
 
@@ -132,7 +133,7 @@ def plain_exchange(arguments: Mapping[str, Any] | None) -> tuple[str, dict[str, 
     if not isinstance(routes_like, str) or routes_like in ("", PLUGIN_TYPE):
         raise DelayError(
             f"an exchange of type {PLUGIN_TYPE!r} needs an argument {PLUGIN_ARGUMENT!r} with the "
-            f"type to route by, such as 'direct' or 'topic', got {routes_like!r}"
+            f"type to route by, such as 'direct' or 'topic', got {shown(routes_like)}"
         )
     return routes_like, rest
 
@@ -142,7 +143,7 @@ def _microseconds(value: object, header: str = X_DELAY) -> int:
         # The common case.
         return value * 1000
     wrong = DelayError(
-        f"{header} must be a number of milliseconds >= 0, got {value!r}; "
+        f"{header} must be a number of milliseconds >= 0, got {shown(value)}; "
         f"leave the header out to publish without {_WITHOUT[header]}"
     )
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
@@ -152,7 +153,7 @@ def _microseconds(value: object, header: str = X_DELAY) -> int:
         if not delay.is_finite() or delay < 0:
             raise wrong
         if delay >= _TOO_LONG:
-            raise DelayError(f"{header} of {value!r} ms is longer than any ladder; use less")
+            raise DelayError(f"{header} of {shown(value)} ms is longer than any ladder; use less")
         return math.ceil(delay * 1000)
     except InvalidOperation:
         raise wrong from None
@@ -173,5 +174,5 @@ def _parse(eta: object) -> datetime:
         except ValueError:
             pass
     raise DelayError(
-        f"{ETA} must be an ISO 8601 time such as '2030-01-31T12:00:00+00:00', got {eta!r}"
+        f"{ETA} must be an ISO 8601 time such as '2030-01-31T12:00:00+00:00', got {shown(eta)}"
     )

@@ -16,11 +16,15 @@ and the properties that the ladder cannot keep in place but the consumer must ge
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+from kombu_binary_delay.errors import DelayError, shown
+
 from .address import Destination, has_digest
 from .delay import X_DELAY, bounded
+from .ladder import MAX_TTL
 from .returns import RETURNS
 
 HEADER = "x-binary-delay"
@@ -41,6 +45,9 @@ COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
 _RARE = frozenset({HEADER, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
 
+#: An ``expiration`` as RabbitMQ reads it.
+_MILLISECONDS = re.compile(r"0*[0-9]{1,12}", re.ASCII)
+
 Owns = Callable[[object], bool]
 
 
@@ -57,6 +64,7 @@ def wrap(
     :param address: writes the routing key for a destination.
     :param owns: returns whether a queue belongs to a ladder, by its name.
     :returns: the properties and the routing key to publish with.
+    :raises DelayError: if RabbitMQ would refuse its ``expiration``.
     """
     headers = dict(properties.get(HEADERS) or {})
     packed: dict[str, Any] = {"due": due}
@@ -80,8 +88,13 @@ def wrap(
             headers["CC"] = [address(Destination(destination.exchange, each)) for each in keys]
             packed |= {name.lower(): keys for name, keys in copies.items()}
     properties = dict(properties)
-    if properties.get("expiration") is not None:
-        packed["expiration"] = properties.pop("expiration")
+    if (expiration := properties.pop("expiration", None)) is not None:
+        if not _is_expiration(expiration):
+            raise DelayError(
+                f"expiration must be a number of milliseconds from 0 to {MAX_TTL}, as text, got "
+                f"{shown(expiration)}; leave it out for none"
+            )
+        packed["expiration"] = expiration
     headers[HEADER] = packed
     properties[HEADERS] = headers
     return properties, key
@@ -159,7 +172,7 @@ def unwrap(properties: dict[str, Any], owns: Owns, *, is_read: bool = True) -> N
     _take_off(headers, owns)
     if not isinstance(packed, dict):
         return
-    if isinstance(packed.get("expiration"), str):
+    if _is_expiration(packed.get("expiration")):
         properties["expiration"] = packed["expiration"]
     if blind:
         headers.pop("CC", None)
@@ -261,6 +274,11 @@ def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
         last = {name: headers[name] for name in _ENDS if "last" in name and name in headers}
         deaths = {**deaths, DEATHS: newer + deaths[DEATHS], **last}
     headers.update(deaths)
+
+
+def _is_expiration(value: object) -> bool:
+    # With any other, the broker would close the channel that publishes the message again.
+    return isinstance(value, str) and bool(_MILLISECONDS.fullmatch(value)) and int(value) <= MAX_TTL
 
 
 def _is_list_of_str(value: object) -> TypeGuard[list[str]]:

@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 
 from kombu_binary_delay.errors import AddressError
 
-from .address import Destination
+from .address import Destination, length
 from .ladder import MAX_KEY, Ladder
 from .parts import Arguments, Binding, Exchange, Part, Queue
 from .topology import Topology
@@ -84,7 +84,7 @@ class ForeignLadder(Topology):
 
     def owns(self, name: object) -> bool:
         """Whether an exchange or queue is a part of this ladder."""
-        return name in self.names
+        return isinstance(name, str) and name in self.names
 
     def is_named_in(self, text: str) -> bool:
         """Whether an error text of the broker is about this ladder."""
@@ -128,9 +128,9 @@ class ForeignLadder(Topology):
             )
         name = destination.routing_key
         room = MAX_KEY - 2 * LEVELS
-        if not 0 < len(name.encode()) <= room:
+        if not 0 < length(name) <= room:
             raise AddressError(
-                f"the name {name!r} takes {len(name.encode())} bytes; an address of the ladder "
+                f"the name {name!r} takes {length(name)} bytes; an address of the ladder "
                 f"{self.namespace}* has room for 1 to {room}; use another name"
             )
         zeros = ("0",) * (LEVELS - len(digits))
@@ -164,7 +164,7 @@ class ForeignLadder(Topology):
         :raises AddressError: if the name is too long, or a pattern for the names of other queues.
         """
         key = f"#.{queue}"
-        if len(key.encode()) > MAX_KEY or not {"*", "#"}.isdisjoint(queue.split(".")):
+        if length(key) > MAX_KEY or not {"*", "#"}.isdisjoint(queue.split(".")):
             raise AddressError(
                 f"the ladder {self.namespace}* cannot lead to the queue {queue!r}: its name must "
                 f"have at most {MAX_KEY - 2} bytes, and no word '*' or '#'; use another name"

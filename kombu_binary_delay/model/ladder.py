@@ -33,6 +33,9 @@ MAX_KEY = 255
 #: bytes, b + 1 + floor(2 * (38.2 - (b - 1))): at most 2 + 76, for 39 levels of radix 2.
 #: So all ladders leave the same room for the destination.
 MAX_DIGITS = 78
+#: The most queues of a ladder. Anybody who may declare an exchange can give it a ladder's name, and
+#: operators' commands then list that ladder's queues.
+MAX_QUEUES = 10_000
 
 #: The longest delay of the default ladder, in ticks: 8.5 years in steps of 125 ms.
 REACH = 2**31
@@ -83,6 +86,12 @@ class Ladder:
                     f"ms (10 years); use fewer levels or a smaller tick"
                 )
             weight *= radix
+        queues = sum(self.radices) - len(self.radices)
+        if queues > MAX_QUEUES:
+            raise LadderError(
+                f"a ladder can have at most {MAX_QUEUES} queues, and each level has one less than "
+                f"its radix, which makes {queues}; use lower radices and more levels"
+            )
 
     @classmethod
     def default(cls, levels: int | None = None, tick: int = 125) -> Ladder:

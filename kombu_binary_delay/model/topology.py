@@ -34,6 +34,7 @@ from .address import (
     exchange_word,
     format_address,
     key_forms,
+    length,
     pattern_words,
     read_address,
     route,
@@ -481,7 +482,7 @@ class Topology:
             # RabbitMQ 4.3 allows at most two # in a binding key, so ours is replaced by one
             # pattern for each number of digits.
             patterns = ["*." * digits + behind + words for digits in range(1, MAX_DIGITS // 2 + 1)]
-        excess = len(patterns[-1].encode()) - MAX_KEY
+        excess = length(patterns[-1]) - MAX_KEY
         if excess > 0:
             raise AddressError(
                 f"the binding key {key!r} of the exchange {exchange!r} is {excess} bytes too long "
@@ -494,7 +495,7 @@ class Topology:
         name = prefix + exchange
         # So that the broker can report that it does not exist, see can_be_denied.
         room = MAX_KEY if name.isascii() else _MAX_NAME_NOT_ASCII
-        return name if len(name.encode()) <= room else prefix + digest(exchange)
+        return name if length(name) <= room else prefix + digest(exchange)
 
     def _exchange(self, name: str) -> Exchange:
         return Exchange(name, "topic", (("alternate-exchange", self.parking),))

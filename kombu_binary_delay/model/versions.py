@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .address import length
+
 #: The oldest release that is supported. Quorum queues have a message TTL, and dead-letter at least
 #: once, since then.
 OLDEST = (3, 10)
@@ -68,7 +70,7 @@ def can_have_arguments_told(queue: str, vhost: str) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    return text.isascii() or len(text.encode()) <= MAX_REPLY
+    return text.isascii() or length(text) <= MAX_REPLY
 
 
 def lets_urgent_hold_up(server: Mapping[str, Any]) -> bool:

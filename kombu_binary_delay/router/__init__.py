@@ -20,7 +20,7 @@ from zlib import crc32
 
 from kombu_binary_delay.commands import Answer, Look, Steps, Warn
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
-from kombu_binary_delay.model.address import Destination, has_digest, route
+from kombu_binary_delay.model.address import Destination, check_names, has_digest, route
 from kombu_binary_delay.model.delay import JITTER, X_DELAY, due_time, jitter_of
 from kombu_binary_delay.model.envelope import (
     HEADER,
@@ -143,6 +143,7 @@ class Router(DeliverySide):
                 properties = {**properties, HEADERS: headers}
             return Plan(*destination, properties, 0, _NOTHING)
         if destination.exchange:
+            check_names(destination.exchange, (destination.routing_key,))
             destination = self._unwrapped(destination, headers)
         try:
             return self._delayed(properties, due, destination, now, lane)
@@ -171,6 +172,7 @@ class Router(DeliverySide):
     ) -> Plan:
         headers = properties.get(HEADERS) or {}
         keys = destination.routing_key, *further_keys(headers)
+        check_names(destination.exchange, keys)
         topic, planned = False, lane is not None
         if not destination.exchange:
             _refuse_reply_to(keys)
@@ -241,13 +243,15 @@ class Router(DeliverySide):
 
     def _lane(self, properties: Mapping[str, Any]) -> int:
         """Return the lane for a message; it depends on the id, so that a message keeps its lane."""
-        if self._keeps_urgent_apart and (properties.get("priority") or 0) >= URGENT:
+        if self._keeps_urgent_apart and _is_urgent(properties.get("priority")):
             return self._lanes
         if self._lanes == 1:
             return 0
         name = properties.get("message_id") or properties.get("correlation_id")
         self._published += 1
-        return (crc32(str(name).encode()) if name else self._published) % self._lanes
+        if not (name and isinstance(name, str)):
+            return self._published % self._lanes
+        return crc32(name.encode("utf-8", "surrogatepass")) % self._lanes
 
     def _first_exchange(self, ladder: Topology, digits: tuple[str, ...]) -> str:
         """Return the exchange of the ladder to publish a message to."""
@@ -539,6 +543,10 @@ class Router(DeliverySide):
         if queue:
             return Destination("", queue)
         return written if written.routing_key in self._queues else arrived
+
+
+def _is_urgent(priority: object) -> bool:
+    return isinstance(priority, int) and priority >= URGENT
 
 
 def _refuse_reply_to(keys: Iterable[str]) -> None:

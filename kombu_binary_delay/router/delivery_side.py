@@ -19,6 +19,7 @@ from kombu_binary_delay.commands import (
     Warn,
 )
 from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.model.address import length
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import IMITABLE
 from kombu_binary_delay.model.versions import (
@@ -108,7 +109,7 @@ class DeliverySide(LadderSide):
             return
         if queue not in self._refusing and not can_be_denied(queue, self._vhost):
             raise TopologyError(
-                f"the queue {queue!r} has a name of {len(queue.encode())} bytes that is not ASCII, "
+                f"the queue {queue!r} has a name of {length(queue)} bytes that is not ASCII, "
                 f"too long for RabbitMQ to report that the queue does not exist; declare the queue "
                 f"on this connection before you delay to it"
             )
@@ -415,7 +416,7 @@ class DeliverySide(LadderSide):
             return self._types[exchange]
         if not can_have_type_told(exchange, self._vhost):
             raise TopologyError(
-                f"the exchange {exchange!r} has a name of {len(exchange.encode())} bytes that "
+                f"the exchange {exchange!r} has a name of {length(exchange)} bytes that "
                 f"is not ASCII, too long for RabbitMQ to report its type; declare the exchange "
                 f"on this connection before you bind or delay to it"
             )

@@ -77,7 +77,8 @@ def test_a_header_tells_when_a_message_is_due(headers, delay):
 def test_an_x_delay_that_is_no_delay_is_refused_with_its_value(value):
     with pytest.raises(DelayError, match="x-delay") as refusal:
         due_time({"x-delay": value}, NOW)
-    assert repr(value) in str(refusal.value)
+    # At most a hundred characters of it.
+    assert repr(value)[:100] in str(refusal.value)
 
 
 MILLISECONDS = st.integers(0, 10**9) | st.floats(0, 1e9)

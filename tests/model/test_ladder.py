@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import DelayError, Ladder, LadderError
-from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_WAIT, hops
+from kombu_binary_delay.model.ladder import MAX_DIGITS, MAX_QUEUES, MAX_WAIT, hops
 
 
 def test_the_default_ladder_and_the_binary_one_reach_eight_and_a_half_years():
@@ -86,6 +86,8 @@ def test_a_delay_outside_the_ladder_is_refused_by_name(delay, words):
         (1, (2,) * 10_000, "fewer levels"),
         (1, (2**10_000,), "fewer levels"),
         (1, (11,) * 27, "fewer levels"),
+        (1, (10_002,), "at most 10000 queues, .* 10001; .*lower radices"),
+        (1, (9000, 1003), "at most 10000 queues"),
     ],
 )
 def test_a_ladder_that_cannot_be_is_refused_by_name(tick, radices, complaint):
@@ -129,12 +131,13 @@ def test_digits_of_another_ladder_are_refused(digits):
         Ladder(1, (3, 4, 4)).delay(tuple(digits.split()))
 
 
-@given(st.lists(st.sampled_from([2, 2, 2, 3, 4, 5, 9, 60, 2**20]), min_size=1, max_size=39))
+@given(st.lists(st.sampled_from([2, 2, 2, 3, 4, 5, 9, 60, 2**13]), min_size=1, max_size=39))
 @example([2] * 39)
 @example([3] + [2] * 37)
 def test_the_digits_of_every_ladder_that_rabbitmq_can_time_fit_into_a_key(radices):
     highest, *lower = radices
     assume((highest - 1) * prod(lower) <= MAX_WAIT)
+    assume(sum(radices) <= MAX_QUEUES)
 
     longest = Ladder(1, tuple(radices)).digits((prod(radices)) - 1)
 

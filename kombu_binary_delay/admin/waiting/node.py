@@ -19,8 +19,6 @@ from contextlib import closing, suppress
 from pathlib import PurePath
 from typing import IO, Any
 
-from amqp.basic_message import Message
-
 from kombu_binary_delay.admin.errors import OperationError, UnreachableError
 from kombu_binary_delay.admin.reading import UNREADABLE_ERRORS, Source, read, sources
 from kombu_binary_delay.amendments.parts import way_of_records
@@ -29,6 +27,7 @@ from kombu_binary_delay.model.foreign import ForeignLadder
 from kombu_binary_delay.model.identity import is_celery_task, names_of
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import VERSION, Topology
+from kombu_binary_delay.undecodable import decode, undecodable
 
 from . import script
 from .task import (
@@ -46,7 +45,8 @@ from .task import (
 )
 
 _MARK = b"kbd "
-_BASIC = 60  # AMQP's class of messages
+#: In the payload of a header frame, what is before the properties: class, weight, the body's size.
+_BEFORE = struct.pack(">HHQ", 60, 0, 0)
 _QUORUM = "rabbit_quorum_queue"
 #: A message that leaves its queue within so many milliseconds may be read again in the next one.
 _SOON = 600_000
@@ -213,7 +213,11 @@ class NodeWaiters:
     ) -> tuple[WaitingTask, str] | None:
         now = time.time_ns() // 1_000_000
         try:
-            properties = _properties(written)
+            message = decode(_BEFORE + written)
+            if undecodable(message):
+                self._unreadable += 1
+                return None
+            properties = message.properties
             routing_key = key.decode("utf-8", "surrogateescape")
             found = read(source, routing_key, properties, now)
             # Beside those of the settings, ladders of the other type of queues are read.
@@ -222,7 +226,7 @@ class NodeWaiters:
                 # The latter is a record of amendments.
                 return None
             leaves = found.due - self._rest(source, routing_key)
-        except (*UNREADABLE_ERRORS, struct.error, KeyError):
+        except UNREADABLE_ERRORS:
             self._unreadable += 1
             return None
         id_, headers = names_of(found.properties)
@@ -377,13 +381,6 @@ def _words(lines: IO[bytes] | None) -> Any:
             last = words[0]
             yield words
     return last
-
-
-def _properties(written: bytes) -> dict[str, Any]:
-    message = Message()
-    message._load_properties(_BASIC, written, 0)  # noqa: SLF001 - no other door to it
-    properties: dict[str, Any] = message.properties
-    return properties
 
 
 def _pairs(term: bytes) -> list[tuple[bytes, bytes]]:
