@@ -61,19 +61,6 @@ LEAST_DISK = 1 << 30
 _MAX_NAME_NOT_ASCII = 128
 
 
-class Passed(NamedTuple):
-    """What a message passes on its way through the levels.
-
-    If these exchanges and queues exist, so does each binding between them, but for ``bindings``:
-    the one into the delivery exchange, since that alone may have been made anew, and those by which
-    a message enters where direct queues are.
-    """
-
-    exchanges: list[str]
-    queues: list[str]
-    bindings: tuple[Binding, ...]
-
-
 @dataclass(frozen=True)
 class Topology:
     """A ladder as declared on a broker. Equal topologies have equal names on every machine.
@@ -249,8 +236,12 @@ class Topology:
         """Return the highest level that has to exist for a message."""
         return len(digits) - 1
 
-    def passed(self, digits: tuple[str, ...], *, direct: bool = False) -> Passed:
-        """Return what of the levels has to exist for a message to pass.
+    def passed(self, digits: tuple[str, ...], *, direct: bool = False) -> tuple[list[str], list[str], tuple[Binding, ...]]:
+        """Return what of the levels has to exist for a message to pass: exchanges, queues, bindings.
+
+        If these exchanges and queues exist, so does each binding between them, but for the given
+        ones: that into the delivery exchange, since that alone may have been made anew, and those
+        by which a message enters where direct queues are.
 
         :param direct: whether it enters where direct queues are.
         """
@@ -272,7 +263,7 @@ class Topology:
             enter = (*self.direct_bindings(level), *self._waits(level, level))
             bindings += tuple(each for each in enter if each.key.startswith(first))
             exchanges += [each.name for each in self.direct_base.exchanges]
-        return Passed(exchanges, queues, bindings)
+        return exchanges, queues, bindings
 
     def unproven(self, height: int) -> tuple[Binding, ...]:
         """Return the bindings of the levels up to ``height`` that exchanges do not prove.

@@ -68,13 +68,14 @@ class DeliverySide(LadderSide):
         """
         if not self._trusts:
             return False
-        passed = self._ladders[lane].passed(digits, direct=self._queue_per_delay)
         exchanges, queues = names_of(self.topology.base)
+        ladder = self._ladders[lane]
+        passed, waited_in, bindings = ladder.passed(digits, direct=self._queue_per_delay)
         straight = [each for each in ways if each in self._refusing and not self._refuses(each)]
         look = Look(
-            (*exchanges, *passed.exchanges),
-            (*queues, *passed.queues),
-            sum((self.topology.to_queue(each).bindings for each in straight), passed.bindings),
+            (*exchanges, *passed),
+            (*queues, *waited_in),
+            sum((self.topology.to_queue(each).bindings for each in straight), bindings),
         )
         found = Answer.MISSING
         with suppress(TopologyError):

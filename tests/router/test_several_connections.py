@@ -182,7 +182,8 @@ def test_what_only_the_first_message_passed_is_looked_at_again(broker):
     connection = Connection(broker)
     connection.queue("q")
     connection.publish(delay=3600 * SECOND)
-    (entry,) = connection.topology.passed(connection.topology.ladder.digits(3_600_000)).queues[-1:]
+    _, queues, _ = connection.topology.passed(connection.topology.ladder.digits(3_600_000))
+    entry = queues[-1]
     broker.delete_queue(entry)
 
     connection.now += LOOK_AGAIN
@@ -330,9 +331,9 @@ def test_what_only_the_rest_of_a_delay_passes_is_looked_at_too(broker, monkeypat
     connection = Connection(broker)
     connection.queue("q")
     topology, tick = connection.topology, connection.topology.ladder.tick * 1000
-    left = topology.passed(topology.ladder.digits((60 * SECOND - tick) / 1000))
-    at_first = topology.passed(topology.ladder.digits(60_000))
-    for name in {*left.queues} - {*at_first.queues}:
+    _, left, _ = topology.passed(topology.ladder.digits((60 * SECOND - tick) / 1000))
+    _, at_first, _ = topology.passed(topology.ladder.digits(60_000))
+    for name in {*left} - {*at_first}:
         broker.delete_queue(name)
     socket = SimpleNamespace(having_timeout=nullcontext)
     mechanism = Mechanism(connection.router, broker)
