@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_binary_delay.errors import AddressError, LadderError
 
@@ -236,8 +236,10 @@ class Topology:
         """Return the highest level that has to exist for a message."""
         return len(digits) - 1
 
-    def passed(self, digits: tuple[str, ...], *, direct: bool = False) -> tuple[list[str], list[str], tuple[Binding, ...]]:
-        """Return what of the levels has to exist for a message to pass: exchanges, queues, bindings.
+    def passed(
+        self, digits: tuple[str, ...], *, direct: bool = False
+    ) -> tuple[list[str], list[str], tuple[Binding, ...]]:
+        """Return the exchanges, queues and bindings of the levels that a message passes.
 
         If these exchanges and queues exist, so does each binding between them, but for the given
         ones: that into the delivery exchange, since that alone may have been made anew, and those
