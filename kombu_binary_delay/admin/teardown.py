@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +115,7 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     if not dry_run:
         if not force:
             _close(connection, management, topology, snapshot, mine, counted, stats_delay, notify)
-        lost = max(lost, _remove(connection, topology, mine, queues, counted))
+        _remove(connection, topology, mine, queues)
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
 
@@ -249,13 +249,9 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
         delete_exchanges(connection, exchanges, deleted)
         notify(f"deleted the exchanges; waiting {stats_delay:g} s for the broker's statistics")
         time.sleep(stats_delay)
-        # If a publisher declared it again meanwhile, its messages are counted.
+        # If a publisher declared it again meanwhile, its messages are counted, and no more come.
         delete_exchanges(connection, exchanges)
         waiting = held(connection, management, queues, stats_current=stats_delay >= STATS_DELAY)
-        if not waiting:
-            # Its figures take a while, too: the last look is just before the queues go.
-            delete_exchanges(connection, exchanges)
-            waiting = {name: count for name, count in ready(connection, queues).items() if count}
         if waiting:
             raise RefusedError(  # noqa: TRY301 - put back as for any other reason
                 f"{_listed(waiting)}: they came in meanwhile; stop the programs that publish to "
@@ -308,22 +304,13 @@ def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
     )
 
 
-def _remove(
-    connection: Any,
-    topology: Topology,
-    exchanges: list[str],
-    queues: list[str],
-    counted: Collection[str],
-) -> int:
-    """Delete exchanges and queues; return how many messages went with those to be counted."""
+def _remove(connection: Any, topology: Topology, exchanges: list[str], queues: list[str]) -> None:
     deleted: list[str] = []
-    lost = 0
     try:
         delete_exchanges(connection, exchanges, deleted)
         channel = connection.channel()
         for name in queues:
-            count = channel.queue_delete(name)
-            lost += count if name in counted else 0
+            channel.queue_delete(name)
             deleted.append(name)
         channel.close()
     except (UnreachableError, *BROKER_ERRORS) as exc:
@@ -333,4 +320,3 @@ def _remove(
             f"{str(exc) or type(exc).__name__}; the ladder {topology.prefix} is half removed: run "
             f"the same 'teardown' again"
         ) from exc
-    return lost
