@@ -6,14 +6,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.executor import Executor, unbind
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
-from .errors import UnreachableError
+from .errors import OperationError, RefusedError, UnreachableError
+from .probe import Probe
+from .snapshot import Row
 
 #: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
@@ -91,3 +93,41 @@ def delete_exchanges(
                 f"user the permission configure on what is to be removed"
             ) from exc
     channel.close()
+
+
+def delete_empty(channel: Any, probe: Probe, row: Row, ways: Iterable[str] = ()) -> None:
+    """Delete a queue that is empty and stays so: no exchange that leads to it exists any more.
+
+    RabbitMQ deletes a classic queue only if it is empty, on request. For a quorum queue it refuses
+    that request, so this looks just before. A message that has expired and waits to be passed on is
+    in no count but that of the statistics: only without ways, there can be none that is newer.
+
+    :param row: the queue, as the management API describes it.
+    :param ways: the exchanges that led to it.
+    :raises RefusedError: if a message is in it, or a way exists; then the queue stays.
+    :raises OperationError: if a message came in at the very moment, and is deleted.
+    """
+    name = row["name"]
+    again = next((each for each in ways if probe.can_ask(each) and probe.has_exchange(each)), None)
+    if again is not None:
+        raise RefusedError(
+            f"a program has declared the exchange {again!r} again; stop the programs that publish "
+            f"to it, and try again"
+        )
+    count = probe.ready(name) or 0
+    if not count:
+        try:
+            count = channel.queue_delete(name, if_empty=row.get("type") == "classic")
+        except PreconditionFailed:
+            count = probe.ready(name) or 1
+        else:
+            if count:
+                raise OperationError(
+                    f"{count} messages came into the queue {name!r} while it was deleted, and are "
+                    f"lost; stop the programs that publish to it"
+                )
+            return
+    raise RefusedError(
+        f"{count} messages have come into the queue {name!r}; stop the programs that publish to "
+        f"it, and wait until it is empty"
+    )

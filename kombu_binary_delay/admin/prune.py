@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ from kombu_binary_delay.executor import unbind
 from kombu_binary_delay.model.parts import Binding, Part
 from kombu_binary_delay.model.topology import Topology
 
-from .declare import declare
+from .declare import declare, delete_empty
 from .delivery import orphans, ways
 from .errors import OperationError, RefusedError
 from .management import Management
+from .probe import Probe
 from .progress import Notify, ignore
 from .reading import delay_queues
 from .snapshot import Snapshot
@@ -92,7 +93,14 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             leaves -= {each.destination for each in now.bindings} | {
                 each.source for each in now.bindings
             }
-            _delete(channel, [name for name in empty if name in leaves], exchanges, leaves)
+            with Probe(connection) as probe:
+                for name in (each for each in empty if each in leaves and each in now.queues):
+                    try:
+                        delete_empty(channel, probe, now.queues[name])
+                    except RefusedError:  # noqa: PERF203 - each on its own
+                        # A message has come in since. A relay's exchange has the same name.
+                        leaves.discard(name)
+            _delete_exchanges(channel, [name for name in exchanges if name in leaves])
         finally:
             again = Snapshot.read(management)
             declare(connection, topology, _restored(topology, again, bindings, left_over))
@@ -135,18 +143,11 @@ def _lock(connection: Any, topology: Topology, *, needed: bool) -> Iterator[None
         channel.close()
 
 
-def _delete(
-    channel: Any, queues: Iterable[str], exchanges: Iterable[str], leaves: set[str]
-) -> None:
-    for name in queues:
-        channel.queue_delete(name)
-    for name in exchanges:
-        if name in leaves:
-            try:
-                channel.exchange_delete(name, if_unused=True)
-            except PreconditionFailed:
-                # It has just been bound again.
-                continue
+def _delete_exchanges(channel: Any, names: Iterable[str]) -> None:
+    for name in names:
+        # It may just have been bound again.
+        with suppress(PreconditionFailed):
+            channel.exchange_delete(name, if_unused=True)
 
 
 def _restored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from typing import Any
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.compat.failures import BROKER_ERRORS
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
-from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.model.recognise import topology_of_name
 from kombu_binary_delay.model.topology import Topology
 
-from .declare import delete_exchanges, restore
+from .declare import delete_empty, delete_exchanges, restore
 from .errors import OperationError, RefusedError, UnreachableError
 from .management import Management
-from .probe import ready
+from .probe import Probe, ready
 from .progress import Notify, ignore
 from .snapshot import Row, Snapshot, arguments, queues_now, unknown, unseen
 from .status import ladder_of
@@ -60,17 +61,20 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     takes the amendments with it, which then also end for messages in your own queues. The journal
     stays. If nothing of the ladder exists, nothing is removed.
 
-    The exchanges are deleted first, so that no more messages can enter. If messages are then found,
-    everything is restored. Stop the publishers before: one that still runs declares the ladder
-    again.
+    The exchanges are deleted first, so that no more messages can enter. Then each queue is deleted,
+    if it is empty and no exchange leads to it. If messages are found, or a publisher that still
+    runs has declared the ladder again, everything is restored: stop the publishers before.
 
     :param in_use: ladders that are in use, even if no message has needed their levels yet.
     :param gone: ladders to take for removed, as what removes several plans it.
     :param amended: namespaces whose amendments are in use without a ladder: programs that delay on
         another system's ladder.
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
+        With fewer than the default, those that have just left a level are not found, and lost.
     :param notify: called with a text about the wait.
-    :raises RefusedError: if messages wait, or a queue has no leader that could report them.
+    :raises RefusedError: if messages wait, a publisher has declared the ladder again, or a queue
+        has no leader that could report its messages. If the error says so, a message that came in
+        at the very moment was deleted.
     :raises UnreachableError: if the management API goes away meanwhile; or if the broker does, or
         refuses to delete a part, so that the ladder may be left half removed, as the message then
         says.
@@ -112,10 +116,12 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
         raise RefusedError(
             f"{_listed(waiting)}; wait until they have left, or migrate or redrive them"
         )
-    if not dry_run:
-        if not force:
-            _close(connection, management, topology, snapshot, mine, counted, stats_delay, notify)
+    if not dry_run and force:
         _remove(connection, topology, mine, queues)
+    elif not dry_run:
+        # The amendments last: put back, they would be empty.
+        going = [*counted, *(name for name in queues if name not in counted)]
+        _remove_empty(connection, management, topology, snapshot, mine, going, stats_delay, notify)
     return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
 
 
@@ -234,7 +240,7 @@ def _more(names: Sized) -> str:
     return ", …" if len(names) > 3 else ""
 
 
-def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
+def _remove_empty(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
     connection: Any,
     management: Management,
     topology: Topology,
@@ -245,25 +251,26 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
     notify: Notify,
 ) -> None:
     deleted: list[str] = []
+    gone: list[str] = []
+    counted = [name for name in queues if name not in _amendments(topology)]
     try:
         delete_exchanges(connection, exchanges, deleted)
         notify(f"deleted the exchanges; waiting {stats_delay:g} s for the broker's statistics")
         time.sleep(stats_delay)
-        # If a publisher declared it again meanwhile, its messages are counted, and no more come.
-        delete_exchanges(connection, exchanges)
-        waiting = held(connection, management, queues, stats_current=stats_delay >= STATS_DELAY)
+        waiting = held(connection, management, counted, stats_current=stats_delay >= STATS_DELAY)
         if waiting:
             raise RefusedError(  # noqa: TRY301 - put back as for any other reason
                 f"{_listed(waiting)}: they came in meanwhile; stop the programs that publish to "
                 f"it, and wait until it is empty"
             )
+        _delete(connection, topology, snapshot, exchanges, queues, gone)
     except BaseException as exc:
         if not deleted:
             raise
         # An interrupt must not leave a half-removed ladder. The connection may be broken.
         try:
             with connection.clone() as again:
-                lost = restore(again, topology, _part(snapshot, deleted))
+                lost = restore(again, topology, _part(snapshot, deleted, gone))
         except (BinaryDelayError, *BROKER_ERRORS) as failed:
             half = (
                 f"the ladder {topology.prefix} is half removed: its exchanges "
@@ -289,17 +296,45 @@ def _close(  # noqa: PLR0913, PLR0917 - one step of one function, which has all 
         raise
 
 
-def _part(snapshot: Snapshot, exchanges: list[str]) -> Part:
-    """Return exchanges of a snapshot with all their bindings, to restore them."""
+def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
+    connection: Any,
+    topology: Topology,
+    snapshot: Snapshot,
+    exchanges: list[str],
+    queues: list[str],
+    deleted: list[str],
+) -> None:
+    """Delete queues one by one, each as long as it is empty and nothing leads to it.
+
+    :param deleted: gets the name of each that may be deleted.
+    """
+    ways: dict[str, set[str]] = defaultdict(set)
+    for each in snapshot.bindings:
+        if each.to_queue and each.source in exchanges:
+            ways[each.destination].add(each.source)
+    channel = connection.channel()
+    with Probe(connection) as probe:
+        for name in queues:
+            # Before: an interrupt may come when the broker has done it.
+            deleted.append(name)
+            if name in _amendments(topology):
+                channel.queue_delete(name)
+            else:
+                delete_empty(channel, probe, snapshot.queues[name], sorted(ways[name]))
+    channel.close()
+
+
+def _part(snapshot: Snapshot, exchanges: Sequence[str], queues: Sequence[str] = ()) -> Part:
+    """Return exchanges and queues of a snapshot with all their bindings, to restore them."""
     bindings: list[Binding] = [
         each
         for each in sorted(snapshot.bindings, key=repr)
-        if each.source in exchanges or (not each.to_queue and each.destination in exchanges)
+        if each.source in exchanges or each.destination in (queues if each.to_queue else exchanges)
     ]
     rows = [snapshot.exchanges[name] for name in exchanges]
     return Part(
         tuple(Exchange(row["name"], row["type"], tuple(arguments(row).items())) for row in rows),
-        (),
+        tuple(Queue(name, tuple(arguments(snapshot.queues[name]).items())) for name in queues),
         tuple(bindings),
     )
 

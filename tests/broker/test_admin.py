@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import uuid
 from dataclasses import replace
@@ -25,6 +26,7 @@ from kombu_binary_delay.admin import (
     Snapshot,
     UnreachableError,
     create,
+    declare,
     explain,
     probe,
     prune,
@@ -581,6 +583,43 @@ def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
     assert vhost.waiting(queue) == {queue: 1}
 
 
+@pytest.mark.parametrize("queue", [1, 4])
+@pytest.mark.parametrize(
+    ("way", "queue_type"), [("ladder", None), ("queue", None), ("queue", "classic")]
+)
+def test_what_comes_in_after_the_last_look_is_not_deleted(  # noqa: PLR0913, PLR0917
+    connect, plain, management, vhost, slow, monkeypatch, way, queue_type, queue
+):
+    ladder = replace(slow, queue_type=queue_type or slow.queue_type)
+    settings = {**SLOW, "queue_type": ladder.queue_type}
+    connection = connect(binary_delay=settings, confirm_publish=True)
+    straight = connect("amqp", confirm_publish=True)
+    Queue("mail")(connection.channel()).declare()
+    create(plain, ladder, ladder.whole + ladder.to_queue("mail"))
+    before = Snapshot.read(management)
+    level = f"{ladder.level_name(3)}.1"
+    deletions = []
+
+    def delete_empty(*arguments):
+        deletions.append(1)
+        if len(deletions) == queue:
+            if way == "ladder":
+                # A program that runs makes it again, if it is gone.
+                publish(connection, "mail", 9 * MINUTE)
+            else:
+                straight.Producer().publish("m", routing_key=level)
+        declare.delete_empty(*arguments)
+
+    monkeypatch.setattr(sys.modules[held.__module__], "delete_empty", delete_empty)
+    with pytest.raises(RefusedError, match="put back as it was"):
+        teardown(plain, management, ladder, stats_delay=0)
+
+    wait_until(lambda: vhost.waiting(level) == {level: 1})
+    after = Snapshot.read(management)
+    assert before.bindings <= after.bindings
+    assert before.queues.keys() <= after.queues.keys()
+
+
 def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     Queue("mail")(plain.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
@@ -712,15 +751,15 @@ def test_an_interrupted_teardown_puts_back_all_that_can_be(
     assert "but for the bindings of first" in said[-1]
 
 
-def test_prune_removes_queues_for_one_delay_that_are_empty(
-    connect, plain, management, vhost, topology
+def test_prune_removes_queues_for_one_delay_that_are_empty(  # noqa: PLR0913, PLR0917
+    connect, plain, management, vhost, topology, monkeypatch
 ):
     tall = Topology(Ladder.binary(10, 1000), queue_type=topology.queue_type)
     settings = {**SMALL, "levels": 10, "queue_per_delay": True}
     connection = connect(binary_delay=settings, confirm_publish=True)
     Queue("mail")(connection.channel()).declare()
-    publish(connection, "mail", *[1000] * 3, *[1000_000] * 3)
-    idle, busy = f"{tall.direct}.1000ms", f"{tall.direct}.1000000ms"
+    publish(connection, "mail", *[5000] * 3, *[1000_000] * 3)
+    idle, busy = f"{tall.direct}.5000ms", f"{tall.direct}.1000000ms"
     wait_until(lambda: vhost.waiting("mail") == {"mail": 3})
     # What has left a queue is a while longer in the broker's figures.
     wait_until(lambda: prune(plain, management, tall, dry_run=True).removed)
@@ -730,6 +769,17 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     with pytest.raises(OperationError, match=r"queue limit .* rabbitmqctl set_vhost_limits"):
         prune(plain, management, tall, stats_delay=0)
     vhost.broker.api("DELETE", limit)
+
+    def delete_empty(*arguments):
+        # After the last look, by the way that is left.
+        plain.Producer().publish("m", routing_key=idle)
+        wait_until(lambda: vhost.waiting(idle)[idle])
+        declare.delete_empty(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[prune.__module__], "delete_empty", delete_empty)
+        assert prune(plain, management, tall, stats_delay=0).removed == ()
+    wait_until(lambda: prune(plain, management, tall, dry_run=True).removed)
     planned = prune(plain, management, tall, dry_run=True)
     pruned = prune(plain, management, tall, stats_delay=0)
 
@@ -737,7 +787,7 @@ def test_prune_removes_queues_for_one_delay_that_are_empty(
     assert pruned == planned
     assert vhost.waiting(idle, busy).keys() == {busy}
     # A message walks down the levels that its publisher takes to exist.
-    publish(connection, "mail", 1000)
+    publish(connection, "mail", 5000)
     wait_until(lambda: vhost.waiting("mail") == {"mail": 4})
 
 
