@@ -97,7 +97,7 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
                 for name in (each for each in empty if each in leaves and each in now.queues):
                     try:
                         delete_empty(channel, probe, now.queues[name])
-                    except RefusedError:  # noqa: PERF203 - each on its own
+                    except RefusedError:
                         # A message has come in since. A relay's exchange has the same name.
                         leaves.discard(name)
             _delete_exchanges(channel, [name for name in exchanges if name in leaves])

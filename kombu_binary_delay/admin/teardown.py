@@ -70,7 +70,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     :param amended: namespaces whose amendments are in use without a ladder: programs that delay on
         another system's ladder.
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
-        With fewer than the default, those that have just left a level are not found, and lost.
+        Fewer are enough if nothing has been published to the ladder for that long: otherwise, what
+        has just left a level is not counted, and lost.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, a publisher has declared the ladder again, or a queue
         has no leader that could report its messages. If the error says so, a message that came in
