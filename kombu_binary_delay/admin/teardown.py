@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
@@ -27,6 +28,8 @@ from .status import ladder_of
 #: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
 #: Only these count the messages that a dead-letter worker has.
 STATS_DELAY = 11.0
+#: Seconds in which what has left a queue gets to the next one, as long as a way leads there.
+_ON_THE_WAY = 0.2
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,17 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     takes the amendments with it, which then also end for messages in your own queues. The journal
     stays. If nothing of the ladder exists, nothing is removed.
 
-    The exchanges are deleted first, so that no more messages can enter. Then each queue is deleted,
-    if it is empty and no exchange leads to it. If messages are found, or a publisher that still
-    runs has declared the ladder again, everything is restored: stop the publishers before.
+    The exchanges are deleted first, from the highest level down: no more messages can enter, and
+    what is on its way gets on. Then each queue is deleted, if it is empty and no exchange leads to
+    it. If messages are found, or a publisher that still runs has declared the ladder again,
+    everything is restored: stop the publishers before.
 
     :param in_use: ladders that are in use, even if no message has needed their levels yet.
     :param gone: ladders to take for removed, as what removes several plans it.
     :param amended: namespaces whose amendments are in use without a ladder: programs that delay on
         another system's ladder.
     :param stats_delay: the seconds to wait for statistics that include messages between two levels.
-        Fewer are enough if nothing has been published to the ladder for that long: otherwise, what
-        has just left a level is not counted, and lost.
+        With fewer, what has left a level and cannot get on is not found, and lost.
     :param notify: called with a text about the wait.
     :raises RefusedError: if messages wait, a publisher has declared the ladder again, or a queue
         has no leader that could report its messages. If the error says so, a message that came in
@@ -109,7 +112,7 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
             *(name for name in snapshot.queues if goes(name) and name not in queues),
             *queues,
         ]
-    mine = list(dict.fromkeys(sorted(mine, key=lambda name: _order(topology, name))))
+    mine = sorted(set(mine), key=lambda name: (_stage(topology, name), name))
     counted = [name for name in queues if name not in _amendments(topology)]
     waiting = held(connection, management, counted, guess=force)
     lost = sum(waiting.values())
@@ -197,12 +200,20 @@ def _others(
     )
 
 
-def _order(topology: Topology, name: str) -> tuple[int, str]:
-    """Return the sort key for the deletion: the highest level first; publishers check it."""
+def _stage(topology: Topology, name: str) -> int:
+    """Return when an exchange is deleted: before those to which its queues pass messages on.
+
+    That is the highest level first, which publishers check.
+    """
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     if name in levels:
-        return len(levels) - levels.index(name), name
-    return (0 if ladder_of(topology, name) else len(levels) + 1), name
+        return len(levels) - levels.index(name)
+    if ladder_of(topology, name):
+        return 0
+    if not topology.mirrors:
+        return len(levels) + 1
+    last = topology.queue_relay_name(""), topology.exchange_relay_name(""), topology.parking
+    return len(levels) + 1 + name.startswith(last)
 
 
 def _but(lost: Sequence[Binding]) -> str:
@@ -220,7 +231,7 @@ def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
     mirrors = {topology.mirror_name(each): each for each in snapshot.exchanges if each}
     names = {
         each.destination
-        for each in _part(snapshot, exchanges).bindings
+        for each in _part(topology, snapshot, exchanges).bindings
         if each.to_queue and not topology.owns(each.destination) and each.source not in mirrors
     }
     led = {"--queue": names, "--exchange": {mirrors[each] for each in exchanges if each in mirrors}}
@@ -254,16 +265,18 @@ def _remove_empty(  # noqa: PLR0913, PLR0917 - one step of one function, which h
     deleted: list[str] = []
     gone: list[str] = []
     counted = [name for name in queues if name not in _amendments(topology)]
+    if _owned(topology, Snapshot.read(management)) != _owned(topology, snapshot):
+        # What it declares now could not be put back.
+        raise RefusedError(
+            f"a program is declaring parts of {topology.prefix} at this moment; stop the programs "
+            f"that publish to it, and try again"
+        )
     try:
-        delete_exchanges(connection, exchanges, deleted)
+        for _, stage in groupby(exchanges, key=partial(_stage, topology)):
+            _delete_stage(connection, snapshot, list(stage), counted, stats_delay, deleted)
         notify(f"deleted the exchanges; waiting {stats_delay:g} s for the broker's statistics")
         time.sleep(stats_delay)
-        waiting = held(connection, management, counted, stats_current=stats_delay >= STATS_DELAY)
-        if waiting:
-            raise RefusedError(  # noqa: TRY301 - put back as for any other reason
-                f"{_listed(waiting)}: they came in meanwhile; stop the programs that publish to "
-                f"it, and wait until it is empty"
-            )
+        _check(held(connection, management, counted, stats_current=stats_delay >= STATS_DELAY))
         _delete(connection, topology, snapshot, exchanges, queues, gone)
     except BaseException as exc:
         if not deleted:
@@ -271,7 +284,7 @@ def _remove_empty(  # noqa: PLR0913, PLR0917 - one step of one function, which h
         # An interrupt must not leave a half-removed ladder. The connection may be broken.
         try:
             with connection.clone() as again:
-                lost = restore(again, topology, _part(snapshot, deleted, gone))
+                lost = restore(again, topology, _part(topology, snapshot, deleted, gone))
         except (BinaryDelayError, *BROKER_ERRORS) as failed:
             half = (
                 f"the ladder {topology.prefix} is half removed: its exchanges "
@@ -297,6 +310,38 @@ def _remove_empty(  # noqa: PLR0913, PLR0917 - one step of one function, which h
         raise
 
 
+def _delete_stage(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
+    connection: Any,
+    snapshot: Snapshot,
+    exchanges: list[str],
+    queues: Iterable[str],
+    stats_delay: float,
+    deleted: list[str],
+) -> None:
+    """Delete exchanges, and wait until what was in their queues is in those of later stages.
+
+    :raises RefusedError: if a message is to stay there for longer.
+    """
+    delete_exchanges(connection, exchanges, deleted)
+    led = {each.destination for each in snapshot.bindings if each.source in exchanges}
+    closed = [name for name in queues if name in led]
+    _check(_ready(connection, closed))
+    time.sleep(min(_ON_THE_WAY, stats_delay))
+    _check(_ready(connection, closed))
+
+
+def _ready(connection: Any, queues: Iterable[str]) -> dict[str, int]:
+    return {name: count for name, count in ready(connection, queues).items() if count}
+
+
+def _check(waiting: dict[str, int]) -> None:
+    if waiting:
+        raise RefusedError(
+            f"{_listed(waiting)}: they came in meanwhile; stop the programs that publish to it, "
+            f"and wait until it is empty"
+        )
+
+
 def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all of it
     connection: Any,
     topology: Topology,
@@ -309,9 +354,11 @@ def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all
 
     :param deleted: gets the name of each that may be deleted.
     """
-    ways: dict[str, set[str]] = defaultdict(set)
-    for each in snapshot.bindings:
-        if each.to_queue and each.source in exchanges:
+    # A relay and an entry exchange have their queue's name. A publisher may just have begun to
+    # declare the ladder when the snapshot was taken.
+    ways = {name: {name} for name in queues}
+    for each in (*snapshot.bindings, *topology.whole.bindings):
+        if each.destination in ways and (each.source in exchanges or topology.owns(each.source)):
             ways[each.destination].add(each.source)
     channel = connection.channel()
     with Probe(connection) as probe:
@@ -325,11 +372,28 @@ def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all
     channel.close()
 
 
-def _part(snapshot: Snapshot, exchanges: Sequence[str], queues: Sequence[str] = ()) -> Part:
-    """Return exchanges and queues of a snapshot with all their bindings, to restore them."""
+def _owned(topology: Topology, snapshot: Snapshot) -> tuple[set[Any], ...]:
+    """Return what a namespace has in a snapshot, to compare it."""
+    return (
+        set(filter(topology.owns, snapshot.exchanges)),
+        set(filter(topology.owns, snapshot.queues)),
+        {each for each in snapshot.bindings if topology.owns(each.source)},
+    )
+
+
+def _part(
+    topology: Topology, snapshot: Snapshot, exchanges: Sequence[str], queues: Sequence[str] = ()
+) -> Part:
+    """Return exchanges and queues with all their bindings, to restore them.
+
+    These are the bindings of the snapshot, and those of the topology between what it has: all that
+    a program that declares the ladder at the same time takes to exist.
+    """
+    names = snapshot.exchanges.keys() | snapshot.queues.keys()
+    meant = {each for each in topology.whole.bindings if {each.source, each.destination} <= names}
     bindings: list[Binding] = [
         each
-        for each in sorted(snapshot.bindings, key=repr)
+        for each in sorted(snapshot.bindings | meant, key=repr)
         if each.source in exchanges or each.destination in (queues if each.to_queue else exchanges)
     ]
     rows = [snapshot.exchanges[name] for name in exchanges]

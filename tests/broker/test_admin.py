@@ -620,6 +620,30 @@ def test_what_comes_in_after_the_last_look_is_not_deleted(  # noqa: PLR0913, PLR
     assert before.queues.keys() <= after.queues.keys()
 
 
+def test_a_ladder_that_a_program_is_making_stays(  # noqa: PLR0913, PLR0917
+    connect, plain, management, vhost, slow, monkeypatch
+):
+    connection = connect(binary_delay=SLOW, confirm_publish=True)
+    Queue("mail")(connection.channel()).declare()
+    two = sum(slow.levels[:2], slow.base)
+    create(plain, slow, two + slow.to_queue("mail"))
+    made: list[Snapshot] = []
+
+    def make_more(*arguments, **options):
+        if not made:
+            publish(connection, "mail", 9 * MINUTE)
+            made.append(Snapshot.read(management))
+        return held(*arguments, **options)
+
+    monkeypatch.setattr(sys.modules[held.__module__], "held", make_more)
+    with pytest.raises(RefusedError, match="is declaring parts of"):
+        teardown(plain, management, slow, stats_delay=0)
+
+    after = Snapshot.read(management)
+    assert after.bindings == made[0].bindings
+    assert after.queues.keys() == made[0].queues.keys()
+
+
 def test_a_teardown_that_is_interrupted_puts_all_back(plain, management, small):
     Queue("mail")(plain.channel()).declare()
     create(plain, small, small.whole + small.to_queue("mail"))
