@@ -178,12 +178,9 @@ class AmendingChannel(FollowingChannel):
         if JITTER in asked:
             # A message without any name is nobody's to publish again.
             headers = properties.get(HEADERS) or {}
-            name = str(
-                properties.get("message_id")
-                or properties.get("correlation_id")
-                or headers.get(GENERATION)
-                or uuid.uuid4()
-            )
+            names = *map(properties.get, ("message_id", "correlation_id")), headers.get(GENERATION)
+            found = (each for each in names if each and isinstance(each, str))
+            name = next(found, None) or str(uuid.uuid4())
         due: int | None = self._router.due(asked, now, name)
         return due
 

@@ -21,7 +21,7 @@ from kombu import Exchange, Queue
 from kombu_binary_delay import BinaryDelayError, Topology
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.simulate import walk
-from tests.waits import PATIENCE
+from tests.waits import PATIENCE, wait_until
 
 #: In each test: fifteen thousand together.
 PUBLISHED = 2000
@@ -205,6 +205,42 @@ def test_a_delayed_publish_is_a_clear_error_or_goes_exactly_where_an_undelayed_o
     # What no queue wants is parked. Undelayed, it would be dropped.
     unwanted = on_ladder - {body for *_, body in expected}
     wait_for_parked(vhost, topology, len(unwanted))
+
+
+#: Destination and properties of messages that no frame of AMQP can be of, or that RabbitMQ refuses.
+IMPOSSIBLE: list[tuple[Any, Any, dict[str, Any]]] = [
+    ("", "q" * 256, {}),
+    ("", "\ud800", {}),
+    ("\ud800", "k", {}),
+    ("e" * 256, "k", {}),
+    ("amq.topic", 7, {}),
+    ("", ["a"], {}),
+    ("", "a", {"application_headers": {"CC": ["q" * 256]}}),
+    ("", "a", {"application_headers": {"n": 2**64}}),
+    ("", "a", {"application_headers": {"n": object()}}),
+    ("", "a", {"application_headers": {"x-delay": 10**5000}}),
+    ("", "a", {"application_headers": {"x-delay-jitter": [1], "x-delay": 125}}),
+    ("", "a", {"application_headers": {"x-delay-jitter": 5, "x-delay-generation": 10**5000}}),
+    ("", "a", {"expiration": "soon"}),
+    ("", "a", {"expiration": 5}),
+    ("", "a", {"priority": "high"}),
+    ("", "a", {"message_id": "i" * 256}),
+]
+
+
+def test_what_amqp_cannot_say_is_refused_by_our_errors_and_the_channel_goes_on(connect, vhost):
+    channel = connect().default_channel
+    Queue("a", channel=channel).declare()
+    for exchange, key, properties in IMPOSSIBLE:
+        headers = {"x-delay": 125, **properties.get("application_headers", {})}
+        message = amqp.Message("m", **{**properties, "application_headers": headers})
+
+        with pytest.raises(BinaryDelayError):
+            channel.basic_publish(message, exchange, key)
+
+        good = amqp.Message("m", application_headers={"x-delay": 125})
+        channel.basic_publish(good, "", "a")
+    wait_until(lambda: vhost.waiting("a") == {"a": len(IMPOSSIBLE)})
 
 
 def test_a_message_for_no_queue_at_all_is_parked_and_binds_nothing_of_the_ladders(

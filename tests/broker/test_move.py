@@ -1376,6 +1376,7 @@ ODD = [
     {"x-binary-delay": {"due": 2**60}, "x-delay-jitter": 5, "eta": "2030-01-01", "task": "t"},
     {"eta": "9999-12-31T23:59:59-23:59", "task": "t", "x-delay-jitter": 5},
     {"x-binary-delay": ["due"]},
+    {"x-binary-delay": {"due": 1, "expiration": "soon"}},
     {"x-binary-delay": {"due": 1, "cc": [1], "death": 5, "to": 7}},
     {"x-death": "x", "eta": 5, "task": "t"},
     {"eta": "9999-99-99", "task": "t"},

@@ -98,7 +98,7 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
         is_retry(given[HEADERS])
         broker.run(router.prepare(plan.needs, now))
         plan = router.publish(given, due, to, now, plan.lane)
-        if isinstance(key, str):
+        if isinstance(exchange, str) and isinstance(key, str):
             events.scheduled(router.topology, plan.properties, plan.exchange, plan.routing_key)
         if due and due > now:
             # Who receives it gets it as it was published.
