@@ -55,6 +55,7 @@ TABLE = (
     ("tests/broker/test_move.py::test_a_broker_that_confirms_nothing", OWNERS[1]),
     ("tests/broker/test_move.py::test_what_is_parked_again_stops_no_question", OWNERS[1]),
     ("tests/broker/test_cancel.py::test_status_is_shown_in_an_alarm", OWNERS[1]),
+    ("tests/broker/test_delivery.py::test_in_an_alarm_a_publish", OWNERS[1]),
     ("tests/broker/test_cancel.py::test_a_cancellation_that_a_broker_in_an_alarm", OWNERS[1]),
     ("tests/broker/test_amendments.py::test_what_comes_without_acks_is_not_lost", OWNERS[1]),
     ("tests/broker/test_amendments.py::test_what_is_postponed_is_not_early_while", OWNERS[1]),

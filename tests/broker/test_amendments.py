@@ -856,13 +856,13 @@ def test_what_is_postponed_keeps_the_bytes_of_its_body_whatever_it_is_encoded_in
 ):
     channel = publisher.default_channel
     for name, (encoding, body) in BODIES.items():
-        properties = {"message_id": name, "application_headers": {"x-delay": 500}}
+        properties = {"message_id": name, "application_headers": {"x-delay": 5000}}
         if encoding is not None:
             properties["content_encoding"] = encoding
         channel.basic_publish(amqp.Message(body, **properties), "", "mail")
-    reschedule(list(BODIES), countdown=2, connection=publisher)
-    publish(publisher, "first", delay=500)
-    publish(publisher, "end", delay=4000)
+    reschedule(list(BODIES), countdown=8, connection=publisher)
+    publish(publisher, "first", delay=5000)
+    publish(publisher, "end", delay=10_000)
     seen: list[str] = []
 
     def take(_: Any, message: Any) -> None:

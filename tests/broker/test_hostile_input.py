@@ -264,13 +264,15 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     rng = random.Random(4)
     ground = Ground(connect())
     part = ground.part(topology)
-    # It makes two levels.
-    ground.connection.Producer().publish("first", routing_key="a", headers={"x-delay": 64 * 125})
+    # The first makes two levels, and the second the mirrors.
+    for body, exchange in (("first", ""), ("second", "direct")):
+        headers = {"x-delay": 64 * 125}
+        ground.connection.Producer().publish(body, "a", exchange=exchange, headers=headers)
     rogue = connect("amqp").default_channel
     doors = [topology.delivery]
     doors += [each.name for level in topology.levels[:2] for each in level.exchanges]
     doors += [topology.mirror_name(name) for name in ("direct", "topic", "fan")]
-    expected: Counter[tuple[str, str]] = Counter({("a", "first"): 1})
+    expected: Counter[tuple[str, str]] = Counter({("a", "first"): 1, ("a", "second"): 1})
     for number in range(FORGED):
         door, key = rng.choice(doors), forged_address(rng)
         # RabbitMQ itself drops what has the x-death of a cycle.
@@ -281,7 +283,7 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     arrived = ground.take(expected.total(), more=topology.parking)
 
     assert Counter((queue, body) for queue, _, _, body in arrived.elements()) == expected
-    assert {body for *_, body in arrived} == {"first", *map(str, range(FORGED))}
+    assert {body for *_, body in arrived} == {"first", "second", *map(str, range(FORGED))}
 
 
 @pytest.mark.slow
