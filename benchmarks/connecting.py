@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRANSPORTS = {"celery": "pyamqp", "ours": "kombu_binary_delay:Transport"}
 #: By the keys of the results, but for the transport before them: titles, and how many tasks a
 #: process sends.
-KINDS = {"pool-0": ("a connection for each task", 20), "process": ("a process for each task", 1)}
+KINDS = {"pool-0": ("a connection for each task", 100), "process": ("a process for each task", 1)}
 WHOSE = {"celery": "Celery on Kombu's own transport", "ours": "ours"}
 TITLES = {
     f"{name}-{kind}": f"{whose}, {title}"
@@ -69,7 +69,7 @@ def connecting(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     def measure(key: str) -> Row:
         name, _, kind = key.partition("-")
-        count = KINDS[kind][1]
+        count = scale.pick(KINDS[kind][1], 1)
         arguments = [TRANSPORTS[name], vhosts[name].url, str(count), str(broker.pids[0])]
         let_rest(broker)
         start = time.perf_counter()

@@ -263,8 +263,10 @@ class Executor:
         return self._look(command)
 
     def _look(self, command: Look) -> Answer:
-        names = [f"the exchange {each!r}" for each in command.exchanges]
-        names += [f"the queue {each!r}" for each in command.queues]
+        # A user's queue may be asked for with its relay, and an exchange is alone.
+        names = [f"the queue {each!r}" for each in command.queues[:1]]
+        if command.exchanges:
+            names = [f"the exchange {each!r}" for each in command.exchanges] + names
         with self.channel(names[0] if len(names) == 1 else "the ladder") as channel:
             try:
                 with _in_one_piece(channel):

@@ -125,7 +125,11 @@ class FollowingChannel(_Above):
         mailbox = exclusive or not queue
         self._run(
             self._router.declared_queue(
-                self._last_queue, arguments, mailbox=mailbox, auto_delete=auto_delete
+                self._last_queue,
+                arguments,
+                mailbox=mailbox,
+                auto_delete=auto_delete,
+                is_in_use=bool(result.message_count or result.consumer_count),
             )
         )
         return result

@@ -35,10 +35,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import amqp
@@ -80,6 +80,7 @@ from .model.delay import (
 )
 from .model.envelope import HEADERS
 from .router import LOOK_AGAIN, Plan, Router
+from .router.knowledge import Shared
 from .settings import Settings
 
 #: How long to wait for each answer of the broker that a delayed message needs, in seconds, where
@@ -88,6 +89,9 @@ ANSWER_LIMIT = 30.0
 
 #: How often a connection with consumers looks whether what they rely on still exists, in seconds.
 LOOK_EVERY = LOOK_AGAIN / 1_000_000
+#: How long to wait until the broker has taken the first message of a connection that relies on what
+#: another one has found, in seconds.
+TAKEN_LIMIT = 1.0
 
 #: The base of a mixin; the class that it is combined with has the methods it calls.
 _Above: Any = object
@@ -164,16 +168,10 @@ class ChannelMixin(AmendingChannel):
             )
         # py-amqp would hide a TimeoutError.
         self._raise_from_callbacks()
-        result = super()._basic_publish(
-            delayed,
-            plan.exchange,
-            plan.routing_key,
-            mandatory,
-            immediate,
-            timeout,
-            confirm_timeout,
-            argsig,
-        )
+        options = (mandatory, immediate, timeout, confirm_timeout, argsig)
+        result = super()._basic_publish(delayed, plan.exchange, plan.routing_key, *options)
+        if self._router.relies_on_others and not self._is_taken():
+            return self._basic_publish(msg, exchange, routing_key, *options)
         journal = self._mechanism.journal
         if journal is not None:
             note = partial(journal.scheduled, plan.properties, plan.exchange, plan.routing_key)
@@ -183,6 +181,33 @@ class ChannelMixin(AmendingChannel):
     # With publisher confirms on, amqp hides this behind an instance attribute that calls
     # _basic_publish. So the work is done there, and this is the same function.
     basic_publish = _basic_publish
+
+    def _is_taken(self) -> bool:
+        """Return whether the broker has taken the first message, or will tell by a confirm.
+
+        What another connection has found can be gone: without this answer, the message would be
+        lost, and a program that closes the connection then would never know.
+
+        :raises NotFound: if it was not, and the channel has consumers, which have ended with it.
+        """
+        self._router.relies_on_others = False
+        if self._afterwards is not None:
+            return True
+        consumers = bool(self.callbacks)
+        try:
+            # It changes nothing, and is answered after the message.
+            self.send_method(spec.Channel.Flow, "b", (True,))
+            self.wait(spec.Channel.FlowOk, timeout=TAKEN_LIMIT)
+        except NotFound as exc:
+            if consumers or not self._router.topology.is_named_in(str(exc)):
+                raise
+            return False
+        except (OSError, amqp.ConnectionError):
+            # In an alarm, the broker answers nothing after a message, but takes it afterwards. And
+            # if the connection has broken, the broker may have taken it: an error would have Kombu
+            # publish it twice.
+            pass
+        return True
 
     def _encoded(self, body: Any, properties: dict[str, Any]) -> EncodedMessage:
         # Otherwise the broker would end the connection.
@@ -428,6 +453,8 @@ class ConnectionMixin(BufferingConnection):
         """End the connection without the broker."""
         # py-amqp then forgets its channels.
         self.was_consuming = is_consuming(self)
+        if self.delay_mechanism is not None and not self.is_closing:
+            self.delay_mechanism.router.cut_off()
         super().collect()
 
     def drain_events(self, timeout: float | None = None) -> Any:
@@ -629,7 +656,11 @@ class TransportMixin(_Above):
         server = connection.server_properties
         connection.frame_buffer = FrameBuffer(connection)
         executor = Executor(connection, settings.namespace)
-        router = Router(settings, server, connection.virtual_host)
+        place = connection.host, connection.virtual_host, self.client.userid
+        broker = server.get("cluster_name"), server.get("version")
+        router = Router(
+            settings, server, connection.virtual_host, _shared(settings, *place, *broker)
+        )
         journal = None
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor, server)
@@ -654,6 +685,12 @@ class TransportMixin(_Above):
         super().register_with_event_loop(connection, loop)
         poll_at_once_if_ready(loop)
         release_in_time(loop, connection)
+
+
+@lru_cache(maxsize=64)
+def _shared(*_: Hashable) -> Shared:
+    """Return what connections share, by their settings, and what tells brokers and users apart."""
+    return Shared()
 
 
 class Channel(ChannelMixin, pyamqp.Channel):

@@ -348,6 +348,9 @@ class Router(DeliverySide):
         if not self._declares:
             yield from self._find(wanted)
             return
+        losses = self._shared.losses
+        if not self._looked:
+            self._rely_on_others(now, wanted)
         if not (self._looked and 0 <= now - self._looked < LOOK_AGAIN):
             yield from self._look_again(now, is_first=not self._looked)
         makers: dict[str, Callable[..., Steps]] = {
@@ -360,7 +363,7 @@ class Router(DeliverySide):
         }
         for _ in range(ATTEMPTS):
             yield from self._settle()
-            losses = self._losses
+            lost = self._losses
             for path in [each for each in wanted - self.existing if each[0] == PATH]:
                 _, lane, digits = path
                 ways = [each[1] for each in wanted if each[0] == "way"]
@@ -369,12 +372,29 @@ class Router(DeliverySide):
                     wanted.add(("level", lane, self._ladders[lane].needs(digits)))
             for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
                 yield from makers[each[0]](*each[1:])
-            if self._losses == losses:
+            if self._losses == lost:
+                self._share(losses)
                 return
         raise TopologyError(
             f"a part of the ladder was deleted during {ATTEMPTS} attempts to declare it; stop the "
             f"program that deletes it, and publish again"
         )
+
+    def _rely_on_others(self, now: int, wanted: set[tuple[Any, ...]]) -> None:
+        """Begin with what another connection of this process found less than half a minute ago.
+
+        :param wanted: what a plan needs; if nobody has looked at its path, levels instead.
+        """
+        found = self._shared.found
+        # One that consumes could run the program's code while it waits for `relies_on_others`.
+        if found is None or self._repeats or not 0 <= now - found.looked < LOOK_AGAIN:
+            return
+        self._adopt(found)
+        self.relies_on_others = True
+        for path in [each for each in wanted - self.existing if each[0] == PATH]:
+            _, lane, digits = path
+            wanted.remove(path)
+            wanted.add(("level", lane, self._ladders[lane].needs(digits)))
 
     def _find(self, wanted: Iterable[tuple[Any, ...]]) -> Steps:
         """Check that what the broker has reported as missing was made again, by an administrator.

@@ -30,9 +30,22 @@ from kombu_binary_delay.model.versions import (
     is_since,
 )
 
-from .knowledge import ATTEMPTS, BASE, BINDINGS, PATH, REPEATING, Bound, names_of, one, quietly
+from .knowledge import (
+    ATTEMPTS,
+    BASE,
+    BINDINGS,
+    PATH,
+    REPEATING,
+    Bound,
+    Found,
+    names_of,
+    one,
+    quietly,
+)
 from .ladder_side import LadderSide
 
+#: A connection that knows more than so many parts does not share them.
+MAX_SHARED = 1024
 #: RabbitMQ reports such a name as a queue, and lets nobody bind it:
 #: https://www.rabbitmq.com/docs/direct-reply-to
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -88,6 +101,33 @@ class DeliverySide(LadderSide):
             self._led_to(queue, by_relay=False)
         return True
 
+    def _adopt(self, found: Found) -> None:
+        """Rely on what another connection has found, but for ways to queues that may be new."""
+        for each in found.existing:
+            queue = _queue_led_to(each)
+            by_relay = ("relay", queue) in found.existing and not isinstance(each, Bound)
+            if queue in self._perhaps_new:
+                continue
+            # Else this connection may know better that the queue needs a relay.
+            if queue is None or by_relay or not self._refuses(queue):
+                self.existing.add(each)
+        self._heights = {**found.heights}
+        self._types = {**found.types, **self._types}
+        self._looked = found.looked
+
+    def _share(self, losses: int) -> None:
+        """Leave what this connection has found to others of its process.
+
+        :param losses: how many there were when it began to look.
+        """
+        before = self._shared.found
+        is_newest = before is None or before.looked <= self._looked
+        is_whole = self._shared.losses == losses and not self._lacks_parking
+        # What knows more lives long, and to copy it each time would take long.
+        if is_newest and is_whole and len(self.existing) <= MAX_SHARED:
+            existing = frozenset(self.existing - {BINDINGS, REPEATING})
+            self._shared.found = Found(self._looked, existing, {**self._heights}, {**self._types})
+
     def _led_to(self, queue: str, *, by_relay: bool) -> None:
         self.existing.add(("way", queue))
         if by_relay or not self.topology.can_have_relays:
@@ -117,7 +157,8 @@ class DeliverySide(LadderSide):
         beside_others = self.topology.can_have_relays and by_relay
         by_relay = self.topology.can_have_relays and (by_relay or self._refuses(queue))
         answer = Answer.DONE
-        if by_relay and queue not in self._queues:
+        unknown = by_relay and queue not in self._queues
+        if unknown and not (yield from self._has_relay(queue)):
             # Make no relay for a queue that does not exist.
             answer = yield from self._exists(queue)
             if answer is Answer.DONE and not beside_others:
@@ -140,14 +181,14 @@ class DeliverySide(LadderSide):
         else:
             yield from self._without_way(queue, answer, beside_others=beside_others)
 
-    def _exists(self, queue: str) -> Any:
-        """Ask whether a queue exists; DONE as well if the broker refuses to say so.
+    def _exists(self, *queues: str) -> Any:
+        """Ask whether queues exist; DONE as well if the broker refuses to say so.
 
         RabbitMQ 4.3 refuses it to a user without a permission on the queue.
         """
         answer = Answer.DONE
         with suppress(TopologyError):
-            answer = yield Look(queues=(queue,))
+            answer = yield Look(queues=queues)
         return answer
 
     def _is_temporary(self, queue: str) -> Any:
@@ -159,9 +200,12 @@ class DeliverySide(LadderSide):
         can_ask = is_since(self._server, OLDEST) and can_have_arguments_told(queue, self._vhost)
         if known or not can_ask:
             return False
-        if (yield from self._exists(self.topology.queue_relay_name(queue))) is Answer.DONE:
-            return False
         return (yield AskTemporary(queue))
+
+    def _has_relay(self, queue: str) -> Any:
+        """Ask whether a queue and its relay exist."""
+        relay = self.topology.queue_relay_name(queue)
+        return (yield from self._exists(queue, relay)) is Answer.DONE
 
     def _without_way(self, queue: str, answer: Answer, *, beside_others: bool) -> Steps:
         """Refuse a message for a queue that cannot be bound, or warn of what becomes of it."""
@@ -470,14 +514,17 @@ class DeliverySide(LadderSide):
         *,
         mailbox: bool = False,
         auto_delete: bool = False,
+        is_in_use: bool = False,
     ) -> Steps:
         """Remember a queue, and bind it for delayed messages.
 
         :param mailbox: whether no other connection addresses it by its name.
         :param auto_delete: whether the broker deletes it when its last consumer leaves.
+        :param is_in_use: whether it has messages or consumers, so that it is not a new queue.
         """
         if self.is_private(queue):
             return
+        (self._perhaps_new.discard if is_in_use else self._perhaps_new.add)(queue)
         (self._temporary.add if auto_delete else self._temporary.discard)(queue)
         (self._mailboxes.add if mailbox else self._mailboxes.discard)(queue)
         if not mailbox:
@@ -532,6 +579,7 @@ class DeliverySide(LadderSide):
         if self._mirrors(exchange, destination):
             bound = Bound(exchange, destination, key, to_queue)
             self._bound.discard(bound)
+            self._shared.forget()
             if self._declares:
                 yield from quietly(self._unmirror(bound))
 
@@ -545,6 +593,7 @@ class DeliverySide(LadderSide):
         self._queues.pop(queue, None)
         self._refusing.pop(queue, None)
         self._temporary.discard(queue)
+        self._perhaps_new.discard(queue)
         self._mailboxes.discard(queue)
         self.existing -= {("way", queue), ("relay", queue)}
         bound = self._bindings_of(queue)
@@ -557,6 +606,7 @@ class DeliverySide(LadderSide):
     def deleted_queue(self, queue: str) -> Steps:
         """Forget a queue, and remove the bindings of its relay, which the broker keeps."""
         bound = self._forget_queue(queue)
+        self._shared.forget()
         if self._declares and self.topology.can_have_relays:
             # The relay still exists, and would deliver to a new queue of the same name.
             for each in bound:
@@ -564,6 +614,7 @@ class DeliverySide(LadderSide):
 
     def deleted_exchange(self, exchange: str) -> Steps:
         """Remove the mirror of an exchange that is gone."""
+        self._shared.forget()
         self._types.pop(exchange, None)
         if not self._mirrors(exchange):
             return
@@ -617,3 +668,10 @@ class DeliverySide(LadderSide):
             or name == "celeryev"
             or name.startswith(("celeryev.", REPLY_TO))
         )
+
+
+def _queue_led_to(fact: tuple[Any, ...]) -> str | None:
+    """Return the queue that something leads to; None if it leads to no queue of the user's."""
+    if isinstance(fact, Bound):
+        return fact.destination if fact.to_queue else None
+    return fact[1] if fact[0] in ("way", "relay") else None

@@ -101,16 +101,55 @@ class Bindings:
             self._behind.pop(bound.exchange, None)
 
 
+class Found(NamedTuple):
+    """What a connection has found or declared, and the time of its last look."""
+
+    looked: int
+    existing: frozenset[tuple[Any, ...]]
+    heights: Mapping[int, int]
+    types: Mapping[str, str | None]
+
+
+class Shared:
+    """What the connections of a process that have the same broker and settings tell each other.
+
+    Programs may open a connection for each publish.
+    """
+
+    def __init__(self) -> None:
+        #: By the connection that has looked last. It is replaced and never changed, so threads and
+        #: forks need no lock.
+        self.found: Found | None = None
+        #: How often one of them found that something was deleted, or deleted it.
+        self.losses = 0
+
+    def forget(self) -> None:
+        """Forget what was found, and what connections are finding: something of it is gone."""
+        self.losses += 1
+        self.found = None
+
+
 class Knowledge:
     """What one connection knows.
 
     :param settings: of the transport.
     :param server: the properties that the broker sent when the connection opened.
     :param vhost: the virtual host that the connection is in.
+    :param shared: with other connections.
     """
 
-    def __init__(self, settings: Settings, server: Mapping[str, Any], vhost: str = "/") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        server: Mapping[str, Any],
+        vhost: str = "/",
+        shared: Shared | None = None,
+    ) -> None:
         self._settings, self._server, self._vhost = settings, server, vhost
+        self._shared = shared or Shared()
+        #: Whether the first message relies on what another connection has found. Then its publisher
+        #: waits until the broker has taken it.
+        self.relies_on_others = False
         self.topology: Topology = settings.topology()
         #: How a message of ours is read, whichever ladder this connection publishes to.
         self._ours = (
@@ -140,6 +179,8 @@ class Knowledge:
         self._unreached: set[Bound] = set()
         #: The queues that the broker deletes when their last consumer leaves.
         self._temporary: set[str] = set()
+        #: The queues that this connection may have created.
+        self._perhaps_new: set[str] = set()
         #: The queues that no other connection addresses by their names.
         self._mailboxes: set[str] = set()
         self._heights: dict[int, int] = {}
@@ -171,6 +212,11 @@ class Knowledge:
         self._trusts = False
         self._disturbed = True
         self._losses += 1
+        self._shared.forget()
+
+    def cut_off(self) -> None:
+        """Forget what connections share: the broker of one that broke may come back without it."""
+        self._shared.forget()
 
     def _can_ask(self, exchange: str) -> bool:
         """Whether the broker can be asked again for the type of an exchange."""

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_binary_delay import Settings, alarms
+from kombu_binary_delay import Settings, alarms, transport
 from kombu_binary_delay.amendments import channel, stream
+from kombu_binary_delay.router.knowledge import Shared
 from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
@@ -89,6 +90,12 @@ def _no_alarm_before(monkeypatch):
     Else, for minutes, connections to the shared broker would consume as after an alarm.
     """
     monkeypatch.setattr(alarms, "_blocked", {})
+
+
+@pytest.fixture(autouse=True)
+def _each_connection_is_a_program(monkeypatch):
+    """A connection of a test stands for a program of its own: it relies on no other."""
+    monkeypatch.setattr(transport, "_shared", lambda *_: Shared())
 
 
 @pytest.fixture

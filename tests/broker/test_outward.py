@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +15,7 @@ from amqp import Channel
 from amqp.exceptions import ConsumerCancelled, NotFound
 from kombu import Exchange, Producer, Queue
 
+from benchmarks.connecting import counted
 from kombu_binary_delay import (
     AddressError,
     DelayError,
@@ -26,12 +27,14 @@ from kombu_binary_delay import (
     TransportMixin,
     alarms,
     executor,
+    transport,
 )
 from kombu_binary_delay.commands import Answer, AskType, Ensure
 from kombu_binary_delay.executor import Executor
 from kombu_binary_delay.follow import is_consuming
 from kombu_binary_delay.model.parts import Part
 from kombu_binary_delay.model.parts import Queue as Declared
+from kombu_binary_delay.router.knowledge import Shared
 from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 BINARY = {"radix": 2}
@@ -141,7 +144,12 @@ def test_the_callers_headers_stay_as_they_are(connect):
     assert headers == before
 
 
-def test_a_reconnect_declares_what_is_gone(connect, collect, confirm, topology):
+@pytest.mark.parametrize("ended", ["cut off", "with its process"])
+def test_a_reconnect_declares_what_is_gone(  # noqa: PLR0913, PLR0917 - fixtures
+    connect, collect, confirm, topology, ended, monkeypatch
+):
+    if ended == "cut off":
+        monkeypatch.setattr(transport, "_shared", lru_cache(lambda *_: Shared()))
     connection = connect(confirm_publish=confirm)
     queue = Queue("q")
     with connection.Producer() as producer:
@@ -150,7 +158,10 @@ def test_a_reconnect_declares_what_is_gone(connect, collect, confirm, topology):
     for exchange in (topology.level_name(0), topology.delivery):
         plain.exchange_delete(exchange)
 
-    connection.release()
+    if ended == "cut off":
+        connection.collect()
+    else:
+        connection.release()
     again = connect(confirm_publish=confirm)
     with again.Producer() as producer:
         producer.publish("2", routing_key="q", headers={"x-delay": 125}, declare=[queue])
@@ -851,3 +862,44 @@ def test_a_consumer_that_the_broker_ended_consumes_no_more(connect, ends):
         with pytest.raises(ConsumerCancelled):
             drain_until(connection.connection, lambda: False)
     assert not is_consuming(connection.connection)
+
+
+def test_a_connection_for_each_message_waits_a_few_times_and_loses_none_with_the_ladder(
+    connect, topology, confirm, collect, monkeypatch
+):
+    """Given: a message in the queue, which shows that the queue is not new."""
+    shared = lru_cache(lambda *_: Shared())
+    monkeypatch.setattr(transport, "_shared", shared)
+    with connect() as owner:
+        Queue("q")(owner.default_channel).declare()
+        Producer(owner.default_channel).publish("first", routing_key="q")
+
+    def publish(body, **headers):
+        with counted() as row, connect(confirm_publish=confirm) as connection:
+            Queue("q")(connection.default_channel).declare()
+            connection.Producer().publish(body, routing_key="q", headers=headers)
+        return row
+
+    undelayed = publish("second")
+    for body in ("third", "fourth"):
+        publish(body, **{"x-delay": 2000})
+    # As in another process.
+    shared.cache_clear()
+    by_another = publish("fifth", **{"x-delay": 2000})
+    again = [publish(body, **{"x-delay": 2000}) for body in ("sixth", "seventh")][-1]
+    with connect() as operator:
+        entry = topology.entry_exchange(topology.ladder.digits(2000))
+        operator.default_channel.exchange_delete(entry)
+    for body in ("eighth", "ninth"):
+        publish(body, **{"x-delay": 2000})
+
+    assert by_another["trips"] <= undelayed["trips"] + 2
+    assert by_another["frames"] <= undelayed["frames"] + 20
+    # Without a confirm, it waits until the broker has taken the message.
+    assert again["trips"] == undelayed["trips"] + (not confirm)
+    assert again["frames"] == undelayed["frames"] + (not confirm)
+    with connect() as connection:
+        bodies = [each.body for each in collect(connection, [Queue("q")], 9)]
+    assert sorted(bodies) == sorted(
+        ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
+    )

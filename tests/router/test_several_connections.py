@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kombu_binary_delay import Settings
 from kombu_binary_delay.commands import Ensure, Look, Unbind
 from kombu_binary_delay.mechanism import Mechanism
 from kombu_binary_delay.model.address import Destination
 from kombu_binary_delay.model.parts import Binding, Part, Queue
-from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED
+from kombu_binary_delay.router import LOOK_AGAIN, MAX_RENEWED, Router
+from kombu_binary_delay.router.knowledge import Shared
 from kombu_binary_delay.transport import ChannelMixin
-from tests.router.test_router import SECOND, SERVER, Connection, relays
+from tests.router.test_router import NOW, SECOND, SERVER, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
 if TYPE_CHECKING:
@@ -558,3 +560,112 @@ def test_what_a_connection_binds_after_its_first_delayed_message_is_repeated_at_
     owner.exchange("x", "direct")
     owner.bind("q", "x", "k")
     assert other.reached("k", "x") == ["q"]
+
+
+class OfOneProcess:
+    """Connections that share what they find, on a ladder that exists."""
+
+    def __init__(self, broker, **settings):
+        self.broker, self.settings, self.now = broker, settings, NOW
+        self.shared = Shared()
+        maker = Connection(broker, **settings)
+        maker.queue("q")
+        maker.publish(delay=7200 * SECOND)
+
+    def connect(self, *, is_in_use=True, **arguments):
+        connection = Connection(self.broker, **self.settings)
+        connection.router = Router(Settings(**self.settings), SERVER, shared=self.shared)
+        connection.now = self.now
+        declared = connection.router.declared_queue("q", arguments, is_in_use=is_in_use)
+        connection.run(declared)
+        return connection
+
+
+def test_a_connection_asks_nothing_that_another_of_its_process_found_within_half_a_minute(broker):
+    process = OfOneProcess(broker)
+    done = [process.connect().publish(delay=seconds * SECOND)[0] for seconds in (60, 61, 62, 3601)]
+    # What the first message passes; all levels below; and nothing, as long as these are enough.
+    assert [len(each) for each in done] == [1, 1, 0, 1]
+    assert process.connect().router.relies_on_others is False
+
+    connection = process.connect()
+    assert connection.publish(delay=63 * SECOND)[0] == []
+    assert connection.router.relies_on_others
+
+    process.now += LOOK_AGAIN
+    assert process.connect().publish(delay=64 * SECOND)[0] != []
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_one_connection_misses_no_other_of_its_process_relies_on(broker, when):
+    process = OfOneProcess(broker)
+    for seconds in (60, 61):
+        one = process.connect()
+        one.publish(delay=seconds * SECOND)
+    two = process.connect()
+    plan = two.router.publish({}, NOW + 9000 * SECOND, Destination("", "q"), NOW)
+    steps = two.router.prepare(plan.needs, NOW)
+    answer = broker.do(next(steps))
+    broker.delete_queue(one.topology.levels[1].queues[0].name)
+    one.router.lost()
+    if when == "meanwhile":
+        with suppress(StopIteration):
+            while True:
+                answer = broker.do(steps.send(answer))
+
+    assert process.connect().reached(delay=SECOND) == ["q"]
+
+
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+@pytest.mark.parametrize("destination", [("q", ""), ("k", "x")])
+def test_a_way_is_not_taken_from_another_connection_where_the_queue_may_be_new(
+    broker, overflow, destination
+):
+    process = OfOneProcess(broker)
+
+    def publisher(**options):
+        connection = process.connect(**options)
+        connection.exchange("x", "direct")
+        connection.bind("q", "x", "k")
+        return connection
+
+    for _ in range(2):
+        assert publisher().reached(*destination) == ["q"]
+    assert publisher().publish(*destination)[0] == []
+    broker.delete_queue("q")
+    broker.declare(Part(queues=(Queue("q", ()),)))
+
+    assert publisher(is_in_use=False, x_overflow=overflow).reached(*destination) == ["q"]
+
+
+def test_a_connection_that_knows_that_a_queue_refuses_makes_its_relay_itself(broker):
+    process = OfOneProcess(broker)
+    process.connect().publish()
+    assert process.connect(**{"x-overflow": "reject-publish"}).reached() == ["q"]
+    assert relays(broker)
+
+
+@pytest.mark.parametrize("gone", ["binding", "queue", "exchange"])
+def test_what_one_connection_removes_another_of_its_process_makes_anew(broker, gone):
+    process = OfOneProcess(broker)
+
+    def publisher():
+        connection = process.connect()
+        connection.exchange("x", "direct")
+        connection.bind("q", "x", "k")
+        return connection
+
+    for _ in range(2):
+        assert publisher().reached("k", "x") == ["q"]
+    router = publisher().router
+    if gone == "binding":
+        broker.run(router.unbound("x", "q", "k", to_queue=True))
+    elif gone == "queue":
+        broker.delete_queue("q")
+        broker.run(router.deleted_queue("q"))
+        broker.declare(Part(queues=(Queue("q", ()),)))
+    else:
+        broker.delete_exchange("x")
+        broker.run(router.deleted_exchange("x"))
+
+    assert publisher().reached("k", "x") == ["q"]
