@@ -28,6 +28,17 @@ def riding(connect, seconds, **settings):
     cancel("x", eta=eta, connection=connection)
 
 
+def riding_while(connect, step):
+    """Cancel, and take a step while the record is on its way: on a slow machine, a longer way."""
+    for seconds in (8, 60):
+        early = time.monotonic() + seconds - 2
+        riding(connect, seconds)
+        step()
+        if time.monotonic() < early:
+            break
+        # It had arrived before.
+
+
 def in_levels(connection, topology, queues):
     """Take the records that wait, each with its level's queue."""
     channel = connection.channel()
@@ -40,13 +51,7 @@ def test_a_record_that_was_parked_stays_since_its_headers_prove_nothing(connect,
     riding(connect, 3600)  # declares all that the next one takes
     topology = Topology()
     later = parts.way_of_records(topology).routing_key
-    for seconds in (8, 60):
-        early = time.monotonic() + seconds - 2
-        riding(connect, seconds)
-        vhost.broker.api("DELETE", f"queues/{vhost.name}/{later}")
-        if time.monotonic() < early:
-            break
-        # It had left by that queue before.
+    riding_while(connect, lambda: vhost.broker.api("DELETE", f"queues/{vhost.name}/{later}"))
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
     management = Management.of(connect("amqp"), vhost.broker.management_url)
 
@@ -83,13 +88,7 @@ def test_what_was_parked_for_the_exchange_of_amendments_stays(connect, vhost):
 def test_a_stream_that_is_made_again_gets_the_records_that_are_on_their_way(connect, vhost):
     riding(connect, 3600)
     stream = parts.stream_name("kbd", parts.IDS)
-    for seconds in (8, 60):
-        early = time.monotonic() + seconds - 2
-        riding(connect, seconds)
-        vhost.broker.api("DELETE", f"queues/{vhost.name}/{stream}")
-        if time.monotonic() < early:
-            break
-        # It was in the stream before.
+    riding_while(connect, lambda: vhost.broker.api("DELETE", f"queues/{vhost.name}/{stream}"))
     topology = Topology()
     levels = [each.name for level in topology.levels[:3] for each in level.queues]
     wait_until(lambda: not sum(vhost.waiting(*levels).values()))
