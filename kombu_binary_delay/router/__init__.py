@@ -350,7 +350,7 @@ class Router(DeliverySide):
             return
         losses = self._shared.losses
         if not self._looked:
-            self._rely_on_others(now, wanted)
+            self._rely_on_others(now)
         if not (self._looked and 0 <= now - self._looked < LOOK_AGAIN):
             yield from self._look_again(now, is_first=not self._looked)
         makers: dict[str, Callable[..., Steps]] = {
@@ -367,7 +367,9 @@ class Router(DeliverySide):
             for path in [each for each in wanted - self.existing if each[0] == PATH]:
                 _, lane, digits = path
                 ways = [each[1] for each in wanted if each[0] == "way"]
-                if not (yield from self._begin(lane, digits, ways)):
+                # Nobody whose look it relies on has looked at this path.
+                begins = not self.relies_on_others
+                if not (begins and (yield from self._begin(lane, digits, ways))):
                     wanted.remove(path)
                     wanted.add(("level", lane, self._ladders[lane].needs(digits)))
             for each in sorted(wanted - self.existing, key=lambda each: KINDS.index(each[0])):
@@ -380,21 +382,14 @@ class Router(DeliverySide):
             f"program that deletes it, and publish again"
         )
 
-    def _rely_on_others(self, now: int, wanted: set[tuple[Any, ...]]) -> None:
-        """Begin with what another connection of this process found less than half a minute ago.
-
-        :param wanted: what a plan needs; if nobody has looked at its path, levels instead.
-        """
+    def _rely_on_others(self, now: int) -> None:
+        """Begin with what another connection of this process found less than half a minute ago."""
         found = self._shared.found
         # One that consumes could run the program's code while it waits for `relies_on_others`.
         if found is None or self._repeats or not 0 <= now - found.looked < LOOK_AGAIN:
             return
         self._adopt(found)
         self.relies_on_others = True
-        for path in [each for each in wanted - self.existing if each[0] == PATH]:
-            _, lane, digits = path
-            wanted.remove(path)
-            wanted.add(("level", lane, self._ladders[lane].needs(digits)))
 
     def _find(self, wanted: Iterable[tuple[Any, ...]]) -> Steps:
         """Check that what the broker has reported as missing was made again, by an administrator.
@@ -467,10 +462,10 @@ class Router(DeliverySide):
         ways = self._in_turn(self._known("way", "relay", "target"), MAX_RENEWED)
         self.existing.difference_update(ways)
         if known:
-            # Or the delivery exchange, without its bindings to the levels and mirrors, which are
-            # there.
+            # Or the delivery exchange, without its bindings to the mirrors, which are there. Those
+            # to the levels are in the look.
             found = self._in_turn(self._known("mirror"), MAX_MIRRORS)
-            yield from quietly(self._lead_through_delivery(exchange for _, exchange in found))
+            yield from quietly(self._lead_to_mirrors(exchange for _, exchange in found))
             # Or a mirror or a relay, without the bindings of this connection.
             bound = self._in_turn(self._renewable(), MAX_RENEWED)
             yield from quietly(self._renew_bindings(bound), once=True)

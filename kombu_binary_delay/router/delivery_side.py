@@ -295,21 +295,14 @@ class DeliverySide(LadderSide):
                 yield Unbind(to_relay, command.what)
         self.existing.add(("mirror", exchange))
 
-    def _lead_through_delivery(self, exchanges: Iterable[str]) -> Steps:
-        """Bind the delivery exchange to the lowest levels again, and mirrors to it.
+    def _lead_to_mirrors(self, exchanges: Iterable[str]) -> Steps:
+        """Bind mirrors to the delivery exchange again.
 
         A mirror is not made here: it would lack its bindings, and be found at the next look.
         """
-        lowest = [self._ladders[lane].levels[0] for lane, top in self._heights.items() if top >= 0]
-        ways = tuple(
-            way
-            for each in lowest
-            for way in each.bindings
-            if way.destination == self.topology.delivery
-        )
-        ways += tuple(way for each in exchanges for way in self.topology.mirror(each).bindings)
+        ways = tuple(way for each in exchanges for way in self.topology.mirror(each).bindings)
         if ways:
-            yield Ensure(Part(bindings=ways), "the ways through the delivery exchange")
+            yield Ensure(Part(bindings=ways), "the ways to exchanges")
 
     def _renewable(self) -> list[Bound]:
         """Return the bindings that can be repeated again, whatever other programs know.

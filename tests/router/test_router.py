@@ -385,10 +385,9 @@ def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
 
     done, _ = connection.publish()
 
-    assert [type(each) for each in done] == [Look, Ensure, Ensure]
-    (way,) = done[1].part.bindings
-    assert way.destination == connection.topology.delivery
-    assert done[2].part == connection.topology.to_queue("q")
+    assert [type(each) for each in done] == [Look, Ensure]
+    assert connection.topology.delivery in {way.destination for way in done[0].bindings}
+    assert done[1].part == connection.topology.to_queue("q")
 
 
 def test_a_new_connection_asks_whether_the_levels_exist_and_trusts_the_answer(broker):
