@@ -93,8 +93,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "quorum on a topic exchange": {
         "task_default_queue_type": "quorum",
         "task_default_exchange_type": "topic",
-        # RabbitMQ before 3.10 refuses the levels of Celery's own ladder otherwise.
-        "broker_native_delayed_delivery_queue_type": "classic",
         "broker_transport_options": {"confirm_publish": True},
     },
 }
