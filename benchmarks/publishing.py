@@ -22,7 +22,7 @@ from kombu.transport.native_delayed_delivery import (
 )
 
 from benchmarks.rig import Row, Scale, in_turns, let_rest, summary
-from kombu_binary_delay import Settings
+from kombu_binary_delay import Settings, transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -283,6 +283,8 @@ def first(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     def connected(vhost: VHost, settings: dict[str, Any], longest: int) -> float:
         options = {"binary_delay": settings}
+        # It stands for a process of its own, which relies on no earlier connection.
+        transport._shared.cache_clear()  # noqa: SLF001
         with Connection(vhost.url, transport=OURS, transport_options=options) as connection:
             INBOX(connection.default_channel).declare()
             producer = connection.Producer()
