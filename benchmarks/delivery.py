@@ -31,8 +31,8 @@ from dev.processes import Processes
 from dev.service import wait_until
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, cancel
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.foreign import CELERY
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.foreign import CELERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

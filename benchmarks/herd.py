@@ -25,7 +25,7 @@ from benchmarks.variants import (
     Variant,
 )
 from kombu_binary_delay import Topology
-from kombu_binary_delay.model.foreign import NSERVICEBUS
+from kombu_binary_delay.ladder.foreign import NSERVICEBUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

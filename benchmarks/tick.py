@@ -16,7 +16,7 @@ from kombu import Connection, Message, Queue
 
 from benchmarks.rig import Row, Scale, broker_cpu, idle_cpu, in_turns, percentiles, summary
 from kombu_binary_delay import Ladder
-from kombu_binary_delay.model.ladder import hops
+from kombu_binary_delay.ladder.ladder import hops
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as End

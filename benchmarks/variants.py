@@ -19,11 +19,11 @@ from kombu.transport.native_delayed_delivery import (
 )
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.executor import declare
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.envelope import HEADER
-from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.envelope import HEADER
+from kombu_binary_delay.ladder.foreign import CELERY, NSERVICEBUS
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.wire.executor import declare
 
 if TYPE_CHECKING:
     import amqp

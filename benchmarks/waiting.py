@@ -36,7 +36,7 @@ from benchmarks.travel import PATIENT
 from dev.processes import Processes, resident
 from dev.worker import Worker
 from kombu_binary_delay import PublishBatch, UnconfirmedError
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.ladder.address import Destination
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import amqp
 
-from kombu_binary_delay.admin import ready
-from kombu_binary_delay.model.versions import release
+from kombu_binary_delay.ladder.versions import release
+from kombu_binary_delay.operate import ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

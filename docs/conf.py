@@ -27,7 +27,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(kombu|amqp|collections|typing|decimal|datetime)\..*"),
     ("py:class", r"Arguments"),
     # Documented as they are imported: from the package, not from the file of their subcommand.
-    ("py:class", r"kombu_binary_delay\.admin\.\w+\.\w+"),
+    ("py:class", r"kombu_binary_delay\.operate\.\w+\.\w+"),
 ]
 
 myst_heading_anchors = 3

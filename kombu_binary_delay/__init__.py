@@ -2,7 +2,6 @@
 
 from .amendments.api import cancel, replace, reschedule
 from .amendments.door import Dropped, on_dropped
-from .batching.batch import Outcome, PublishBatch
 from .errors import (
     AddressError,
     AmendmentError,
@@ -13,8 +12,9 @@ from .errors import (
     TopologyError,
     UnconfirmedError,
 )
-from .model.ladder import Ladder
-from .model.topology import Topology
+from .ladder.ladder import Ladder
+from .ladder.topology import Topology
+from .publishing.batch import Outcome, PublishBatch
 from .settings import Settings
 from .transport import (
     ChannelMixin,

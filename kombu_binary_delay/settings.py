@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from .errors import LadderError, SettingsError
-from .model.foreign import FOREIGN_LADDERS
-from .model.ladder import Ladder
-from .model.topology import LAYOUTS, QUEUE_TYPES, Topology
+from .ladder.foreign import FOREIGN_LADDERS
+from .ladder.ladder import Ladder
+from .ladder.topology import LAYOUTS, QUEUE_TYPES, Topology
 
 DECLARE = ("lazy", "never")
 #: The key in ``broker_transport_options`` that holds our settings.

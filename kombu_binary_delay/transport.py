@@ -50,24 +50,15 @@ from .amendments.celery import BROADCASTS, NESTED, REPLIES, as_resent, with_own_
 from .amendments.door import AmendingChannel
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
-from .batching import PublishBatch
-from .batching.frames import SMALLER, UNWRITABLE, EncodedMessage
-from .buffering import BufferingConnection, FrameBuffer
-from .commands import Warn
-from .compat.celery import MarkedDriverType, check_declared_first, disable_native_delivery
-from .compat.green import read_at_once
-from .compat.hub import poll_at_once_if_ready, release_in_time
-from .compat.urls import ALIAS, as_uri, check_scheme, read_urls
-from .compat.worker_log import log_at_worker_start
-from .draining import raise_if_aborted, within
+from .celery_side.celery import MarkedDriverType, check_declared_first, disable_native_delivery
+from .celery_side.green import read_at_once
+from .celery_side.hub import poll_at_once_if_ready, release_in_time
+from .celery_side.urls import ALIAS, as_uri, check_scheme, read_urls
+from .celery_side.worker_log import log_at_worker_start
 from .errors import AddressError, DelayError, TopologyError
-from .executor import Executor
-from .follow import is_consuming
-from .header_frames import leave_out_deaths
 from .journal import Journal, follow_celery
-from .mechanism import Mechanism, mechanism_of
-from .model.address import Destination
-from .model.delay import (
+from .ladder.address import Destination
+from .ladder.delay import (
     CHORD_UNLOCK,
     ETA,
     JITTER,
@@ -78,10 +69,19 @@ from .model.delay import (
     is_over,
     is_retry,
 )
-from .model.envelope import HEADERS
-from .router import LOOK_AGAIN, Plan, Router
-from .router.knowledge import Shared
+from .ladder.envelope import HEADERS
+from .publishing import PublishBatch
+from .publishing.frames import SMALLER, UNWRITABLE, EncodedMessage
+from .routing.commands import Warn
+from .routing.knowledge import Shared
+from .routing.router import LOOK_AGAIN, Plan, Router
 from .settings import Settings
+from .wire.draining import raise_if_aborted, within
+from .wire.executor import Executor
+from .wire.following import is_consuming
+from .wire.frame_buffer import BufferingConnection, FrameBuffer
+from .wire.header_frames import leave_out_deaths
+from .wire.mechanism import Mechanism, mechanism_of
 
 #: How long to wait for each answer of the broker that a delayed message needs, in seconds, where
 #: neither the publish nor the connection has a limit.
@@ -424,7 +424,7 @@ class ChannelMixin(AmendingChannel):
 
     #: Kombu checks this before it asks for a batch.
     supports_batch_publish = True
-    #: See :mod:`.header_frames`.
+    #: See :mod:`.wire.header_frames`.
     removes_deaths = True
     #: How long the publish that waits for its confirm may wait, in seconds.
     _confirm_timeout: float | None = None
@@ -625,7 +625,7 @@ class TransportMixin(_Above):
 
     driver_type = MarkedDriverType("amqp")
     implements = pyamqp.Transport.implements.extend(batch_publish=True)
-    #: Kombu then passes the whole URL to us: see :func:`.compat.urls.read_urls`.
+    #: Kombu then passes the whole URL to us: see :func:`.celery_side.urls.read_urls`.
     can_parse_url = True
     #: The URL scheme of this transport; with an ``s`` at the end, of its TLS variant. A subclass
     #: that is registered as well needs another scheme.

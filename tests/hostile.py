@@ -13,10 +13,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.model.address import length
-from kombu_binary_delay.model.delay import LATEST
-from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS, NSERVICEBUS_V1, celery
-from kombu_binary_delay.model.ladder import MAX_KEY
+from kombu_binary_delay.ladder.address import length
+from kombu_binary_delay.ladder.delay import LATEST
+from kombu_binary_delay.ladder.foreign import CELERY, NSERVICEBUS, NSERVICEBUS_V1, celery
+from kombu_binary_delay.ladder.ladder import MAX_KEY
 
 #: Where messages of these names wait, arrive, or are parked.
 OURS = Topology(Ladder.binary(12, 1000))

@@ -11,7 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.commands import (
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.simulate import Wait, route_message
+from kombu_binary_delay.routing.commands import (
     Answer,
     AskTemporary,
     AskType,
@@ -23,13 +25,11 @@ from kombu_binary_delay.commands import (
     Unbind,
     Warn,
 )
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.model.simulate import Wait, route_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kombu_binary_delay.commands import Command, Steps
+    from kombu_binary_delay.routing.commands import Command, Steps
 
 BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
 

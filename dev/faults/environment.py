@@ -26,8 +26,8 @@ from dev.faults.tasks import send
 from dev.processes import Process, Processes
 from dev.worker import Worker
 from kombu_binary_delay import Settings, Topology
-from kombu_binary_delay.executor import declare
-from kombu_binary_delay.model.versions import OLDEST
+from kombu_binary_delay.ladder.versions import OLDEST
+from kombu_binary_delay.wire.executor import declare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import report
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.model.ladder import hops
+from kombu_binary_delay.ladder.ladder import hops
 
 from .markdown import table
 

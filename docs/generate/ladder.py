@@ -6,7 +6,7 @@ from html import escape
 
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
-from kombu_binary_delay.model.durations import human
+from kombu_binary_delay.ladder.durations import human
 
 TEN_SECONDS, FORTY_FIVE, AN_HOUR, QUEUE = 10_000, 45_000, 3_600_000, "mail"  # ms
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from amqp.transport import TCPTransport
 
-from kombu_binary_delay.undecodable import decode
+from kombu_binary_delay.wire.undecodable import decode
 
 from .parts import ENTERED
 

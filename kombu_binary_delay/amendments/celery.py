@@ -21,8 +21,8 @@ from typing import Any
 
 from kombu.serialization import loads
 
-from kombu_binary_delay.compat.patch import replace
-from kombu_binary_delay.model.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+from kombu_binary_delay.celery_side.patch import replace
+from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
 
 from .record import (
     GENERATION,

@@ -13,13 +13,13 @@ import amqp
 from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
 
-from kombu_binary_delay import alarms
-from kombu_binary_delay.batching.confirm import ConfirmChannel
-from kombu_binary_delay.batching.frames import UNWRITABLE, EncodedMessage
-from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.errors import AmendmentError
-from kombu_binary_delay.model.envelope import OFFSET
-from kombu_binary_delay.undecodable import undecodable
+from kombu_binary_delay.ladder.envelope import OFFSET
+from kombu_binary_delay.publishing.confirm import ConfirmChannel
+from kombu_binary_delay.publishing.frames import UNWRITABLE, EncodedMessage
+from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire.draining import drain, within
+from kombu_binary_delay.wire.undecodable import undecodable
 
 from . import bulk
 from .memory import Memory

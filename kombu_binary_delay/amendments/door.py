@@ -20,23 +20,17 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
-from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
-from kombu_binary_delay.follow import FollowingChannel
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import (
-    ETA,
-    JITTER,
-    RETRIES,
-    TASK,
-    is_retry,
-)
-from kombu_binary_delay.model.envelope import COPIES, HEADERS, OFFSET, seen_as
-from kombu_binary_delay.model.identity import names_of
-from kombu_binary_delay.model.returns import MOST_RETURNS, returns
-from kombu_binary_delay.received import copy_of, keep_body
-from kombu_binary_delay.router import Delivery
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.delay import ETA, JITTER, RETRIES, TASK, is_retry
+from kombu_binary_delay.ladder.envelope import COPIES, HEADERS, OFFSET, seen_as
+from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
+from kombu_binary_delay.routing.router import Delivery
 from kombu_binary_delay.settings import milliseconds
+from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire.following import FollowingChannel
+from kombu_binary_delay.wire.received import copy_of, keep_body
 
 from . import celery
 from .memory import POSTPONED, SUPERSEDED, Verdict

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kombu_binary_delay.model.identity import names_of
+from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.settings import milliseconds
 
 from .parts import KEYS_MAX_AGE

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.model.topology import VERSION, Topology
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.settings import Settings
 
 #: The routing keys of the exchange, and the last words of the streams' names.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 from kombu_binary_delay.errors import AmendmentError, shown
-from kombu_binary_delay.model.delay import LATEST
+from kombu_binary_delay.ladder.delay import LATEST
 
 #: The header with the key of a message: of all waiting messages with one key, only the latest runs.
 KEY = "x-delay-key"

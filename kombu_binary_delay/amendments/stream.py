@@ -27,19 +27,19 @@ import amqp
 from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError, ResourceError
 from kombu.log import get_logger
 
-from kombu_binary_delay import alarms
-from kombu_binary_delay.buffering import FrameBuffer
-from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError, Steps
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.executor import Executor, is_deleted
-from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.model.delay import ETA
-from kombu_binary_delay.model.envelope import HEADER, HEADERS
-from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.versions import has_streams
-from kombu_binary_delay.repeating import Warnings
-from kombu_binary_delay.router import Router
+from kombu_binary_delay.ladder.delay import ETA
+from kombu_binary_delay.ladder.envelope import HEADER, HEADERS
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.routing.commands import Answer, Ensure, OutOfReachError, Steps
+from kombu_binary_delay.routing.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
+from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire.executor import Executor, is_deleted
+from kombu_binary_delay.wire.following import is_consuming
+from kombu_binary_delay.wire.frame_buffer import FrameBuffer
+from kombu_binary_delay.wire.repeating import Warnings
 
 from .channel import (
     PATIENCE,

@@ -1,6 +1,6 @@
 """The command ``kombu-binary-delay``, which is also ``celery binary-delay``.
 
-One subcommand per file, thin: parse, call :mod:`kombu_binary_delay.admin`, print.
+One subcommand per file, thin: parse, call :mod:`kombu_binary_delay.operate`, print.
 """
 
 from __future__ import annotations

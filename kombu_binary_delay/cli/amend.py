@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay import operate
+from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
 from .command import yes as no_question
@@ -168,12 +168,12 @@ def _amend(
             raise click.UsageError(
                 f"say what to {action}: ids, --file, --name, --queue or a due time"
             )
-        chosen = admin.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
+        chosen = operate.Chosen(dict.fromkeys(ids, due if action == CANCEL else None))
     if unseen := more.get("unseen"):
         printer.log(f"{'note:' if more['complete'] else '!'} {'; '.join(unseen)}")
     with broker.delaying() as connection:
         act = partial(
-            admin.amend, connection, action, chosen, due if action == RESCHEDULE else None
+            operate.amend, connection, action, chosen, due if action == RESCHEDULE else None
         )
         # Find bad ids, and a broker without support, before the user is asked.
         planned = act(dry_run=True)
@@ -201,11 +201,11 @@ def _found(
     source: str | None,
     node_command: str | None,
     **_: Any,
-) -> tuple[admin.Chosen, dict[str, Any]]:
-    select = admin.Selection(name, queue, frozenset(), due_after, due_before)
+) -> tuple[operate.Chosen, dict[str, Any]]:
+    select = operate.Selection(name, queue, frozenset(), due_after, due_before)
     with ExitStack() as stack:
         found = Place.of(broker, stack, source, node_command).waiters(select)
-        chosen = admin.choose(found)
+        chosen = operate.choose(found)
         more = {"source": found.source, "complete": found.complete, "unseen": found.unseen()}
         return chosen, more
 

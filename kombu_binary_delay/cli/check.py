@@ -10,8 +10,8 @@ from functools import partial
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.check import Finding
+from kombu_binary_delay import operate
+from kombu_binary_delay.operate.check import Finding
 
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
@@ -57,7 +57,7 @@ def check(broker: Target, printer: Printer, delay: float, late: float) -> int:
             _print(each)
     passed = all(each.state != "error" for each in found)
     if printer.as_json:
-        printer.show(admin.Check(tuple(found), passed), "")
+        printer.show(operate.Check(tuple(found), passed), "")
     return OK if passed else FOUND
 
 
@@ -66,7 +66,7 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
         yield Finding("transport", "note", "no app is given with -A: only the broker is looked at")
     else:
         fine = True
-        for each in admin.check_app(broker.app):
+        for each in operate.check_app(broker.app):
             fine = fine and each.state != "error"
             yield each
         if not fine:
@@ -76,7 +76,7 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
     given = {**broker.given, "journal": None, "queue_per_delay": False}
     broker = replace(broker, given=given)
     with broker.delaying() as connection:
-        yield from admin.check(connection, broker.settings, delay, late)
+        yield from operate.check(connection, broker.settings, delay, late)
 
 
 def _print(finding: Finding) -> None:

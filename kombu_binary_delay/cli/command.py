@@ -18,12 +18,12 @@ from typing import Any, cast
 
 import click
 
-from kombu_binary_delay.admin import OperationError, RefusedError, UnreachableError
-from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.amendments.channel import UnansweredError
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words, of_this_machine
 from kombu_binary_delay.errors import BinaryDelayError, UnconfirmedError
-from kombu_binary_delay.model.ladder import MAX_KEY
+from kombu_binary_delay.ladder.ladder import MAX_KEY
+from kombu_binary_delay.operate import OperationError, RefusedError, UnreachableError
+from kombu_binary_delay.operate.text import plain
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target

@@ -10,20 +10,20 @@ import click
 from kombu import Connection
 from kombu.transport import pyamqp, resolve_transport
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.probe import Probe
+from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import amendments_part
-from kombu_binary_delay.compat.failures import NOTHING
-from kombu_binary_delay.compat.urls import check_url, for_kombus_transport
-from kombu_binary_delay.draining import PATIENT
+from kombu_binary_delay.celery_side.failures import NOTHING
+from kombu_binary_delay.celery_side.urls import check_url, for_kombus_transport
 from kombu_binary_delay.errors import SettingsError
 from kombu_binary_delay.journal import stream_part
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS, ladder_of_name
-from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.recognise import topology_of_name
-from kombu_binary_delay.model.topology import VERSION, Topology
-from kombu_binary_delay.model.versions import has_streams
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS, ladder_of_name
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.recognise import topology_of_name
+from kombu_binary_delay.ladder.topology import VERSION, Topology
+from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.operate.probe import Probe
 from kombu_binary_delay.settings import KEY, Settings
+from kombu_binary_delay.wire.draining import PATIENT
 
 DEFAULT_URL = "amqp://guest:guest@localhost//"
 _OF_A_LADDER = (
@@ -169,7 +169,7 @@ class Target:
         can = server is None or has_streams(server)
         return amendments_part(self.settings) if self.settings.amendments and can else Part()
 
-    def expected(self, connection: Any, ladder: str | None = None) -> admin.Expected:
+    def expected(self, connection: Any, ladder: str | None = None) -> operate.Expected:
         """Return what should exist of the named ladder, or of those of the settings."""
         settings = self.settings
         declares = settings.declare != "never"
@@ -180,7 +180,7 @@ class Target:
             own = (*used.lanes(settings.lanes), used.for_urgent())
             drained = self.topology(ladder) not in own
         lanes = self.lanes(connection, ladder, ahead=not (declares or drained))
-        return admin.Expected(
+        return operate.Expected(
             tuple(lanes),
             declares,
             settings.relays,
@@ -190,10 +190,10 @@ class Target:
 
     def verify(
         self, connection: Any, ladder: str | None = None, *, user: str | None = None
-    ) -> list[admin.Verification]:
+    ) -> list[operate.Verification]:
         """Compare the broker with what is :meth:`expected`, one ladder after the other.
 
-        :param user: as for :func:`.admin.verify`.
+        :param user: as for :func:`.operate.verify`.
         """
         expected, management = self.expected(connection, ladder), self.management(connection)
         server = connection.connection.server_properties
@@ -203,7 +203,7 @@ class Target:
             "journal": stream_part(self.settings, server),
         }
         return [
-            admin.verify(
+            operate.verify(
                 management,
                 each,
                 declares=expected.declares,
@@ -217,11 +217,11 @@ class Target:
             for each in expected.lanes
         ]
 
-    def fix(self, connection: Any, ladder: str | None = None) -> admin.Creation:
-        """Make what :meth:`verify` finds missing; see :func:`.admin.fix`."""
+    def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
+        """Make what :meth:`verify` finds missing; see :func:`.operate.fix`."""
         expected = self.expected(connection, ladder)
         server = connection.connection.server_properties
-        return admin.fix(
+        return operate.fix(
             connection,
             self.management(connection),
             expected.lanes,
@@ -258,9 +258,9 @@ class Target:
         }
         return replace(self, given=given)
 
-    def management(self, connection: Any) -> admin.Management:
+    def management(self, connection: Any) -> operate.Management:
         """Return the management API of a connection's broker."""
-        return admin.Management.of(connection, self.management_url)
+        return operate.Management.of(connection, self.management_url)
 
     def topology(self, ladder: str | None = None) -> Topology:
         """Return the topology of a named ladder, or of the settings."""

@@ -16,7 +16,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from kombu_binary_delay.admin.text import plain
+from kombu_binary_delay.operate.text import plain
 
 
 class _Console(Console):

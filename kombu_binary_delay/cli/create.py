@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kombu_binary_delay import admin
+from kombu_binary_delay import operate
 from kombu_binary_delay.journal import stream_part
 
 from .command import Printer, dry_run, queues_of_yours, subcommand
@@ -53,18 +53,18 @@ def create(
         topology, part = lanes[0], broker.part(lanes)
         server = connection.connection.server_properties
         part += stream_part(broker.settings, server) + broker.amendments(server)
-        repair = admin.Repair()
+        repair = operate.Repair()
         try:
-            snapshot = admin.Snapshot.read(broker.management(connection))
-        except admin.UnreachableError as exc:
+            snapshot = operate.Snapshot.read(broker.management(connection))
+        except operate.UnreachableError as exc:
             if queues or exchanges:
                 raise
             printer.log(f"the ways to queues and exchanges were not looked at: {exc}")
         else:
             relays = broker.settings.relays
-            part += admin.ways(topology, snapshot, queues, exchanges, relays)
-            repair = admin.repair(topology, snapshot, relays)
-        made = admin.create(
+            part += operate.ways(topology, snapshot, queues, exchanges, relays)
+            repair = operate.repair(topology, snapshot, relays)
+        made = operate.create(
             connection, topology, part + repair.missing, repair.stale, dry_run=dry_run
         )
     printer.show(made, "creation", dry=dry_run)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay import operate
+from kombu_binary_delay.ladder.address import Destination
 
 from . import sources
 from .command import FOUND, OK, Printer, ladder, subcommand
@@ -67,7 +67,7 @@ def explain(
         topology = broker.topology(ladder)
         now = time.time_ns() // 1_000_000
         settings = broker.settings if ladder is None else None
-        explanation = admin.explain(topology, delay, destination, now, settings=settings)
+        explanation = operate.explain(topology, delay, destination, now, settings=settings)
         printer.show(explanation, "explanation")
         return OK
     with ExitStack() as stack:

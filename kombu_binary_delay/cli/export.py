@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from kombu_binary_delay import export as formats
-from kombu_binary_delay.admin.delivery import to_queue
-from kombu_binary_delay.files import write_file
+from kombu_binary_delay.export.files import write_file
 from kombu_binary_delay.journal import stream_part
+from kombu_binary_delay.operate.delivery import to_queue
 
 from .command import Printer, ladder, queues_of_yours, subcommand
 from .connect import Target

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kombu_binary_delay.admin import UnreachableError
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.operate import UnreachableError
 
 from .connect import Target
 

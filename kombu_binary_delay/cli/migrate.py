@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.migrate import refuse_a_circle
+from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, stream_name
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.migrate import refuse_a_circle
 
 from .command import FOUND, OK, SOON, Printer, dry_run, subcommand
 from .connect import Target
@@ -145,8 +145,8 @@ def _move(
             filled = here.filled(connection, to)
             ladders = [each for each in ladders if each not in filled] or ladders
         source: list[Topology] | str = queue or ladders
-        snapshot = admin.Snapshot.read(management)
-        planned = admin.plan(connection, snapshot, source)
+        snapshot = operate.Snapshot.read(management)
+        planned = operate.plan(connection, snapshot, source)
         # Before a dry run ends: it must not promise what the run refuses.
         with named(there), there.plain() as sending:
             target = there.filled(sending, to)
@@ -181,7 +181,7 @@ def _move(
             connect = partial(connect, journal=None)
     brokers = (here,) if here is there else (here, there)
     with named(*brokers), bar("move", planned.messages) as update:
-        done = admin.migrate(
+        done = operate.migrate(
             here.plain,
             connect,
             management,

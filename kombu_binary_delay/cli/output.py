@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kombu_binary_delay.admin import (
+from kombu_binary_delay.operate import (
     Amended,
     Count,
     Creation,
@@ -26,9 +26,9 @@ from kombu_binary_delay.admin import (
     Waiters,
     WaitingTask,
 )
-from kombu_binary_delay.admin.amend import CANCEL
-from kombu_binary_delay.admin.text import plain
-from kombu_binary_delay.executor import OTHER_AGE
+from kombu_binary_delay.operate.amend import CANCEL
+from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
 from .status_screen import status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kombu_binary_delay import admin
+from kombu_binary_delay import operate
 
 from .command import Printer, dry_run, subcommand
 from .connect import Target
@@ -30,7 +30,7 @@ def prune(broker: Target, printer: Printer, dry_run: bool) -> None:
     with broker.plain() as connection:
         lanes = broker.lanes(connection)
         for lane in lanes:
-            pruned = admin.prune(
+            pruned = operate.prune(
                 connection,
                 broker.management(connection),
                 lane,

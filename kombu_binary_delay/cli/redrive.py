@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.probe import Probe
-from kombu_binary_delay.admin.reading import UNREADABLE
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay import operate
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.operate.reading import UNREADABLE
 
 from . import words
 from .command import FOUND, OK, SOON, Printer, dry_run, ladder, subcommand
@@ -60,14 +60,14 @@ def redrive(
         topology = broker.topology(ladder)
         place = _existing(connection, to, printer) if to else None
         management = broker.management(connection)
-        planned = admin.parked(connection, topology, management, to=place)
+        planned = operate.parked(connection, topology, management, to=place)
     if dry_run:
         if only and planned.messages:
             printer.log("which of them --only takes is seen when they are taken")
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return FOUND if planned.reasons else OK
     with bar("redrive", planned.messages) as update:
-        done = admin.redrive(
+        done = operate.redrive(
             broker.plain, topology, management, only=only, to=place, progress=update
         )
     sys.stderr.flush()

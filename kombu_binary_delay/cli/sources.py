@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.probe import Probe, cluster_name
-from kombu_binary_delay.admin.waiting import JOURNAL, NODE
+from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, stream_name
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words
 from kombu_binary_delay.errors import AmendmentError
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.probe import Probe, cluster_name
+from kombu_binary_delay.operate.waiting import JOURNAL, NODE
 
 from .command import wrapped
 from .connect import Target
@@ -88,25 +88,25 @@ class Place:
         amending = stack.enter_context(broker.delaying())
         return cls(broker, connection, command, amending, set() if said is None else said)
 
-    def waiters(self, select: admin.Selection) -> admin.Waiters:
+    def waiters(self, select: operate.Selection) -> operate.Waiters:
         """Return the delayed tasks of this source, with all amendments until now."""
         judge = self._judge()
         if self._connection is None:
-            return admin.from_node(
+            return operate.from_node(
                 self._command, self._vhost, self._topology, select, judge, cluster=self._cluster()
             )
-        return admin.from_journal(
+        return operate.from_journal(
             self._connection, self._topology, select, judge, namespace=self._namespace
         )
 
-    def story(self, task_id: str) -> admin.Story:
+    def story(self, task_id: str) -> operate.Story:
         """Return the story of one task, as this source knows it."""
         judge = self._judge()
         if self._connection is None:
-            return admin.story_by_node(
+            return operate.story_by_node(
                 self._command, self._vhost, self._topology, task_id, judge, cluster=self._cluster()
             )
-        return admin.story_by_journal(
+        return operate.story_by_journal(
             self._connection, self._topology, task_id, judge, namespace=self._namespace
         )
 
@@ -117,7 +117,7 @@ class Place:
     def _judge(self) -> Any:
         """Return what applies the amendments; None, with a warning, if they cannot be read."""
         try:
-            judge = admin.judge_of(self._amending)
+            judge = operate.judge_of(self._amending)
             amendments = self._amending.connection.delay_mechanism.amendments
             if amendments.is_reading:
                 return judge
@@ -140,11 +140,11 @@ class Place:
         return None
 
 
-def words_of(task: admin.WaitingTask) -> dict[str, Any]:
+def words_of(task: operate.WaitingTask) -> dict[str, Any]:
     """Return a task as a mapping for JSON."""
     return {**dataclasses.asdict(task), "queue": task.queue}
 
 
 def _has_journal(broker: Target) -> bool:
     with broker.plain() as connection:
-        return admin.has_journal(connection, broker.settings.namespace)
+        return operate.has_journal(connection, broker.settings.namespace)

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay import operate
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.settings import Settings
 
 from .command import FOUND, OK, Printer, ladder, subcommand
@@ -96,7 +96,7 @@ def status(
         place = Place.of(broker, stack, source, node_command) if destinations else None
 
         def look() -> _Look:
-            found = admin.status(
+            found = operate.status(
                 connection,
                 management,
                 topology,
@@ -116,7 +116,7 @@ def status(
             return OK
         seen = look()
     if ladder is not None and asked.isdisjoint(each.name for each in seen.status.ladders):
-        raise admin.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
+        raise operate.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK
 
@@ -140,18 +140,18 @@ def _not_read(topology: Topology, settings: Settings) -> str:
 class _Look:
     """The result of one look; without destinations unless they were requested."""
 
-    status: admin.Status
-    waiters: admin.Waiters | None = None
-    counts: Sequence[admin.Count] = ()
+    status: operate.Status
+    waiters: operate.Waiters | None = None
+    counts: Sequence[operate.Count] = ()
     matched: int = 0
 
     @classmethod
-    def of(cls, found: admin.Status, place: Place | None) -> _Look:
+    def of(cls, found: operate.Status, place: Place | None) -> _Look:
         if place is None:
             return cls(found)
-        waiters = place.waiters(admin.Selection())
-        passed = admin.Tally(waiters)
-        counts = admin.count_by(passed, "queue")
+        waiters = place.waiters(operate.Selection())
+        passed = operate.Tally(waiters)
+        counts = operate.count_by(passed, "queue")
         return cls(found, waiters, tuple(counts), passed.count)
 
     @property

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kombu_binary_delay.admin import LadderStatus, Status, Waiting
-from kombu_binary_delay.admin.text import plain
+from kombu_binary_delay.operate import LadderStatus, Status, Waiting
+from kombu_binary_delay.operate.text import plain
 
 from .console import console, cropped, hanging
 from .words import moment, short

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.waiting import COUNTED
+from kombu_binary_delay import operate
+from kombu_binary_delay.operate.waiting import COUNTED
 
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
@@ -84,13 +84,13 @@ def tasks(
     node_command: str | None,
 ) -> int:
     """List the tasks that wait."""
-    select = admin.Selection(name, queue, frozenset(ids), due_after, due_before)
+    select = operate.Selection(name, queue, frozenset(ids), due_after, due_before)
     if watch and not limit and count_by is None:
         raise click.UsageError("--watch needs a --limit above 0, or --count-by")
     with ExitStack() as stack:
         place = Place.of(broker, stack, source, node_command)
 
-        def look() -> admin.Waiters:
+        def look() -> operate.Waiters:
             return place.waiters(select)
 
         if watch:
@@ -106,16 +106,16 @@ def tasks(
         return OK if found.complete else FOUND
 
 
-def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
+def _print_json(found: operate.Waiters, limit: int, count_by: str | None) -> None:
     """Print one JSON object, task by task, so that only one of them is in memory."""
-    passed = admin.Tally(found)
+    passed = operate.Tally(found)
     head = json.dumps({"source": found.source})[:-1]
     if count_by is not None:
-        counts = [dataclasses.asdict(each) for each in admin.count_by(passed, count_by)]
+        counts = [dataclasses.asdict(each) for each in operate.count_by(passed, count_by)]
         body = f'"count_by": "{count_by}", "counts": {json.dumps(counts)}'
         click.echo(f"{head}, {body}, {_foot(passed, found)}}}")
         return
-    listed = iter(admin.earliest(passed, limit) if limit else passed)
+    listed = iter(operate.earliest(passed, limit) if limit else passed)
     # Before anything is printed: an error is an object of its own.
     first = next(listed, None)
     click.echo(f'{head}, "tasks": [', nl=False)
@@ -129,18 +129,18 @@ def _print_json(found: admin.Waiters, limit: int, count_by: str | None) -> None:
     click.echo(f"], {_foot(passed, found)}}}")
 
 
-def _foot(passed: admin.Tally, found: admin.Waiters) -> str:
+def _foot(passed: operate.Tally, found: operate.Waiters) -> str:
     return json.dumps(
         {"matched": passed.count, "complete": found.complete, "unseen": found.unseen()}
     )[1:-1]
 
 
-def _print(found: admin.Waiters, limit: int, count_by: str | None) -> None:
+def _print(found: operate.Waiters, limit: int, count_by: str | None) -> None:
     from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
     console = output.console()
     if count_by is None and not limit:
-        passed = admin.Tally(found)
+        passed = operate.Tally(found)
         for task in passed:
             console.print(*output.task_lines([task], console.width), sep="\n")
         console.print(output.task_foot(found, passed.count, passed.count))
@@ -148,14 +148,14 @@ def _print(found: admin.Waiters, limit: int, count_by: str | None) -> None:
     console.print(_drawn(found, limit, count_by))
 
 
-def _drawn(found: admin.Waiters, limit: int, count_by: str | None) -> Any:
+def _drawn(found: operate.Waiters, limit: int, count_by: str | None) -> Any:
     from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
-    passed = admin.Tally(found)
+    passed = operate.Tally(found)
     if count_by is not None:
-        counts = admin.count_by(passed, count_by)
+        counts = operate.count_by(passed, count_by)
         return output.counts(counts, count_by, output.task_foot(found, passed.count, passed.count))
-    listed = admin.earliest(passed, limit)
+    listed = operate.earliest(passed, limit)
     return output.tasks(listed, output.task_foot(found, len(listed), passed.count))
 
 

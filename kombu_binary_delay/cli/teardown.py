@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay import admin
+from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, KEYS, stream_name
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.topology import Topology
 
 from .command import Printer, dry_run, ladder, subcommand
 from .command import yes as no_question
@@ -47,7 +47,7 @@ def teardown(
         going, in_use = _chosen(broker, connection, ladder)
         settings = broker.settings
         act = partial(
-            admin.teardown,
+            operate.teardown,
             connection,
             broker.management(connection),
             in_use=in_use,
@@ -81,7 +81,7 @@ def _chosen(
 
 
 def _question(
-    going: list[Topology], names: list[str], connection: Any, planned: list[admin.Teardown]
+    going: list[Topology], names: list[str], connection: Any, planned: list[operate.Teardown]
 ) -> str:
     lost = sum(each.lost for each in planned)
     exchanges = sum(len(each.exchanges) for each in planned)

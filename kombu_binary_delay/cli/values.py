@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay.admin.when import duration, moment_of, time_of, valid_time
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.operate.when import duration, moment_of, time_of, valid_time
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import click
 
-from kombu_binary_delay.admin.waiting import JOURNAL, NODE
 from kombu_binary_delay.errors import SettingsError
+from kombu_binary_delay.operate.waiting import JOURNAL, NODE
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from kombu_binary_delay.admin.reading import UNREADABLE
-from kombu_binary_delay.admin.text import plain
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.operate.reading import UNREADABLE
+from kombu_binary_delay.operate.text import plain
 
 
 def short(milliseconds: float) -> str:

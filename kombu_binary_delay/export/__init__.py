@@ -1,8 +1,8 @@
 """Export a topology as text: for infrastructure as code, as a drawing, and for monitoring. Pure.
 
-One format per file. Most are functions of a :class:`~kombu_binary_delay.model.topology.Part`, so
+One format per file. Most are functions of a :class:`~kombu_binary_delay.ladder.topology.Part`, so
 all that can be declared can be exported. The SVG figure and the monitoring formats need the whole
-:class:`~kombu_binary_delay.model.topology.Topology`. The broker's configuration needs only its
+:class:`~kombu_binary_delay.ladder.topology.Topology`. The broker's configuration needs only its
 release. Nothing here may do
 I/O, but to read its own templates, or import a module above the topology.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_binary_delay.model.durations import human
+from kombu_binary_delay.ladder.durations import human
 
 _GAP = "\N{HORIZONTAL ELLIPSIS}"
 

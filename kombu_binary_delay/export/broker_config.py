@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from kombu_binary_delay.model.versions import release
+from kombu_binary_delay.ladder.versions import release
 
 CONF, ADVANCED = "rabbitmq.conf", "advanced.config"
 #: The newest release that we test with.

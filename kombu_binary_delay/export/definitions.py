@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.ladder.parts import Part
 
 
 def definitions(part: Part, vhost: str = "/") -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
 
 from .names import shorten
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from kombu_binary_delay.model.durations import human
-from kombu_binary_delay.model.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.ladder.durations import human
+from kombu_binary_delay.ladder.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
 
 from .names import shorten
 

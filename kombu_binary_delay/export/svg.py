@@ -9,11 +9,11 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, replace
 
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.durations import human
-from kombu_binary_delay.model.parts import Binding, Part
-from kombu_binary_delay.model.simulate import matches_topic, walk
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.durations import human
+from kombu_binary_delay.ladder.parts import Binding, Part
+from kombu_binary_delay.ladder.simulate import matches_topic, walk
+from kombu_binary_delay.ladder.topology import Topology
 
 from .brief import cut, range_of, shorten_key, shorten_words
 from .names import shown

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kombu_binary_delay.errors import AddressError
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
 
 from .names import shorten
 

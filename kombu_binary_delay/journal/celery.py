@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from kombu_binary_delay.batching.batch import PublishBatch
-from kombu_binary_delay.mechanism import mechanism_of
-from kombu_binary_delay.model.delay import JITTER
-from kombu_binary_delay.model.envelope import HEADERS
+from kombu_binary_delay.ladder.delay import JITTER
+from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.publishing.batch import PublishBatch
 from kombu_binary_delay.settings import KEY, STREAM
+from kombu_binary_delay.wire.mechanism import mechanism_of
 
 from . import events, files
 from .stream import to_message

@@ -8,11 +8,11 @@ from typing import Any
 
 from kombu_binary_delay.amendments.record import MAX_BYTES, MAX_TIME, judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
-from kombu_binary_delay.model.delay import ETA, ID, JITTER, TASK, due_time
-from kombu_binary_delay.model.envelope import HEADER, HEADERS, carried
-from kombu_binary_delay.model.identity import is_celery_task, names_of
-from kombu_binary_delay.model.ladder import hops
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.delay import ETA, ID, JITTER, TASK, due_time
+from kombu_binary_delay.ladder.envelope import HEADER, HEADERS, carried
+from kombu_binary_delay.ladder.identity import is_celery_task, names_of
+from kombu_binary_delay.ladder.ladder import hops
+from kombu_binary_delay.ladder.topology import Topology
 
 SCHEDULED = "scheduled"
 RELEASED = "released"

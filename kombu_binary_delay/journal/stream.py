@@ -10,13 +10,13 @@ from typing import Any
 import amqp
 from amqp.exceptions import NotFound
 
-from kombu_binary_delay.commands import Answer, Ensure, OutOfReachError
 from kombu_binary_delay.errors import TopologyError
-from kombu_binary_delay.executor import Executor, is_deleted, wait
-from kombu_binary_delay.model.parts import Part, Queue
-from kombu_binary_delay.model.topology import VERSION
-from kombu_binary_delay.model.versions import has_streams
+from kombu_binary_delay.ladder.parts import Part, Queue
+from kombu_binary_delay.ladder.topology import VERSION
+from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.routing.commands import Answer, Ensure, OutOfReachError
 from kombu_binary_delay.settings import STREAM, Settings
+from kombu_binary_delay.wire.executor import Executor, is_deleted, wait
 
 from . import events
 

@@ -12,15 +12,15 @@ from typing import Any
 import amqp
 from kombu.log import get_logger
 
-from kombu_binary_delay import alarms
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
-from kombu_binary_delay.executor import Executor
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.envelope import HEADERS
-from kombu_binary_delay.model.topology import Topology
-from kombu_binary_delay.model.versions import has_streams
-from kombu_binary_delay.repeating import Warnings
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.ladder.versions import has_streams
 from kombu_binary_delay.settings import STREAM, Settings
+from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire.executor import Executor
+from kombu_binary_delay.wire.repeating import Warnings
 
 from . import events, files
 from .stream import Stream
@@ -150,7 +150,7 @@ class Journal:
     def end_if_blocked(self) -> None:
         """End the connection if the events of its consumers may be why the broker blocks it.
 
-        :raises RecoverableConnectionError: then; see :mod:`~kombu_binary_delay.alarms`.
+        :raises RecoverableConnectionError: then; see :mod:`~kombu_binary_delay.wire.alarms`.
         """
         if self._follows and self._connection.is_blocked:
             alarms.end(self._connection)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.amendments.record import MAX_IDS, Cancel, Postpone
 from kombu_binary_delay.errors import AmendmentError
-from kombu_binary_delay.mechanism import TRANSPORT, mechanism_of
+from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
 from . import schema as s
 

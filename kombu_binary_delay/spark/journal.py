@@ -28,12 +28,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
-from kombu_binary_delay.draining import drain
-from kombu_binary_delay.executor import is_deleted
+from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.model.envelope import HEADERS, OFFSET
-from kombu_binary_delay.undecodable import take_undecodable
+from kombu_binary_delay.ladder.envelope import HEADERS, OFFSET
+from kombu_binary_delay.wire.draining import drain
+from kombu_binary_delay.wire.executor import is_deleted
+from kombu_binary_delay.wire.undecodable import take_undecodable
 
 from . import schema as s
 from .columns import instant

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from kombu_binary_delay.model.ladder import Ladder
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.ladder import Ladder
+from kombu_binary_delay.ladder.topology import Topology
 
 from .checks import check_limits, check_number, check_whole
 from .columns import due_micros, has, messages, published_micros, tried

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.ladder.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number

@@ -28,7 +28,17 @@ from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
-from kombu_binary_delay.batching.batch import (
+from kombu_binary_delay.celery_side.urls import check_url
+from kombu_binary_delay.errors import (
+    AmendmentError,
+    BinaryDelayError,
+    DelayError,
+    TopologyError,
+    UnconfirmedError,
+)
+from kombu_binary_delay.ladder.delay import JITTER, jitter_of, spread
+from kombu_binary_delay.ladder.ladder import Ladder, hops
+from kombu_binary_delay.publishing.batch import (
     CONFIRMED,
     DISCARDED,
     NACKED,
@@ -37,20 +47,10 @@ from kombu_binary_delay.batching.batch import (
     Outcome,
     PublishBatch,
 )
-from kombu_binary_delay.compat.urls import check_url
-from kombu_binary_delay.draining import PATIENT
-from kombu_binary_delay.errors import (
-    AmendmentError,
-    BinaryDelayError,
-    DelayError,
-    TopologyError,
-    UnconfirmedError,
-)
-from kombu_binary_delay.executor import is_deleted
-from kombu_binary_delay.mechanism import TRANSPORT, mechanism_of
-from kombu_binary_delay.model.delay import JITTER, jitter_of, spread
-from kombu_binary_delay.model.ladder import Ladder, hops
 from kombu_binary_delay.settings import KEY, Settings, milliseconds
+from kombu_binary_delay.wire.draining import PATIENT
+from kombu_binary_delay.wire.executor import is_deleted
+from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
 from . import schema as s
 from .amend import writes

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.text import plain
+from kombu_binary_delay import operate
+from kombu_binary_delay.operate.text import plain
 
 from .index import exactly
 
@@ -67,9 +67,9 @@ class Rung:
     bar: float
 
 
-def rungs(ladder: admin.LadderStatus) -> list[Rung]:
+def rungs(ladder: operate.LadderStatus) -> list[Rung]:
     """Return the queues of a ladder grouped by level, the longest waits first."""
-    levels: dict[str, list[admin.Waiting]] = {}
+    levels: dict[str, list[operate.Waiting]] = {}
     for queue in ladder.queues:
         name = "others" if queue.level is None else f"level {queue.level}"
         levels.setdefault(name, []).append(queue)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from kombu_binary_delay.admin import Count, Waiters, WaitingTask
+from kombu_binary_delay.operate import Count, Waiters, WaitingTask
 
 _COLUMNS = "id, name, args, kwargs, exchange, key, due, retries, level, source, first_due"
 _TABLE = f"create table task ({_COLUMNS}, queue)"

@@ -1,4 +1,4 @@
-"""Read for pages from a broker, through :mod:`kombu_binary_delay.admin`; each call reads again."""
+"""Read for pages from a broker, through :mod:`..operate`; each call reads again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.reading import sources
-from kombu_binary_delay.admin.status import parked_by_side
-from kombu_binary_delay.admin.trouble import alarms
+from kombu_binary_delay import operate
 from kombu_binary_delay.errors import AddressError, DelayError
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.recognise import topology_of_name
-from kombu_binary_delay.model.topology import Topology
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.recognise import topology_of_name
+from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.reading import sources
+from kombu_binary_delay.operate.status import parked_by_side
+from kombu_binary_delay.operate.trouble import alarms
 from kombu_binary_delay.settings import Settings
 
 from .index import Index
@@ -37,7 +37,7 @@ class Broker(Protocol):
         """Return a connection by our transport."""
         ...
 
-    def expected(self, connection: Any) -> admin.Expected:
+    def expected(self, connection: Any) -> operate.Expected:
         """Return the ladders that are used side by side, and what else should be so."""
         ...
 
@@ -45,11 +45,11 @@ class Broker(Protocol):
         """Return the first of the ladders."""
         ...
 
-    def verify(self, connection: Any) -> list[admin.Verification]:
+    def verify(self, connection: Any) -> list[operate.Verification]:
         """Compare the broker with the ladders of the settings."""
         ...
 
-    def management(self, connection: Any) -> admin.Management:
+    def management(self, connection: Any) -> operate.Management:
         """Return the management API of a connection's broker."""
         ...
 
@@ -57,11 +57,11 @@ class Broker(Protocol):
 class Place(Protocol):
     """One source of tasks."""
 
-    def waiters(self, select: admin.Selection) -> admin.Waiters:
+    def waiters(self, select: operate.Selection) -> operate.Waiters:
         """Return the delayed tasks of this source."""
         ...
 
-    def story(self, task_id: str) -> admin.Story:
+    def story(self, task_id: str) -> operate.Story:
         """Return the story of one task, as this source knows it."""
         ...
 
@@ -74,12 +74,12 @@ Open = Callable[[ExitStack], Place]
 class Now:
     """One look at the broker.
 
-    :param status: as :func:`admin.status` returns it.
+    :param status: as :func:`operate.status` returns it.
     :param alarms: in sentences.
     :param missing: the values that could not be read, in sentences.
     """
 
-    status: admin.Status
+    status: operate.Status
     alarms: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ class Watch:
             self.close()
             raise
 
-    def findings(self) -> tuple[admin.Verification, ...]:
+    def findings(self) -> tuple[operate.Verification, ...]:
         """Return the differences between the broker and the topology, as ``verify`` does."""
         try:
             return tuple(self._broker.verify(self._open()))
@@ -126,8 +126,8 @@ class Watch:
         expected = self._broker.expected(connection)
         topology = self._broker.topology()
         try:
-            status = admin.status(connection, management, topology, expected)
-        except admin.UnreachableError as exc:
+            status = operate.status(connection, management, topology, expected)
+        except operate.UnreachableError as exc:
             status = self._counted(connection, topology, expected.lanes)
             missing = f"Rates, alarms, relays and findings are missing: {exc}."
             return Now(status, (), (missing,))
@@ -135,15 +135,15 @@ class Watch:
 
     def _counted(
         self, connection: Any, topology: Topology, lanes: Iterable[Topology]
-    ) -> admin.Status:
+    ) -> operate.Status:
         """Return the levels' message counts over AMQP, which work without the management API."""
         ladders = []
         for lane in lanes:
             names = [queue.name for part in lane.levels for queue in part.queues]
-            counts = admin.ready(connection, names)
+            counts = operate.ready(connection, names)
             queues = [
                 # The waits below a level sum up to less than the level's own wait.
-                admin.Waiting(
+                operate.Waiting(
                     *(each.name, each.wait, 2 * each.wait, counts[each.name], 0),
                     level=each.level,
                 )
@@ -151,9 +151,9 @@ class Watch:
             ]
             queues.sort(key=lambda each: (each.wait, each.queue))
             if queues:
-                ladders.append(admin.LadderStatus(lane.prefix, True, tuple(queues), 0.0, 0.0))  # noqa: FBT003 - it is in use
+                ladders.append(operate.LadderStatus(lane.prefix, True, tuple(queues), 0.0, 0.0))  # noqa: FBT003 - it is in use
         server = connection.connection.server_properties
-        return admin.Status(
+        return operate.Status(
             time.time(),
             str(server.get("version", "")),
             connection.virtual_host or "/",
@@ -167,7 +167,7 @@ class Watch:
 def read_index(place: Open, *, hide: bool) -> Index:
     """Read all delayed tasks from a source, and return their index."""
     with ExitStack() as stack:
-        return Index(place(stack).waiters(admin.Selection()), hide=hide)
+        return Index(place(stack).waiters(operate.Selection()), hide=hide)
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class Told:
     :param here: which of the ``stays`` it is in, from 0.
     """
 
-    story: admin.Story
+    story: operate.Story
     begins: int = 0
-    stays: tuple[admin.Stay, ...] = ()
+    stays: tuple[operate.Stay, ...] = ()
     here: int = 0
 
 
@@ -198,7 +198,7 @@ def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told
     destination = Destination(story.task.exchange, story.task.routing_key)
     try:
         delay = max(scheduled.due - scheduled.at, 0)
-        stays = admin.explain(topology, delay, destination, scheduled.at).stays
+        stays = operate.explain(topology, delay, destination, scheduled.at).stays
     except (AddressError, DelayError):
         return Told(story)
     queues = [each.queue for each in stays]

@@ -23,11 +23,11 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from kombu_binary_delay import admin
-from kombu_binary_delay.admin.amend import CANCEL, RESCHEDULE
-from kombu_binary_delay.admin.status import parked_by_side
-from kombu_binary_delay.admin.text import plain
-from kombu_binary_delay.admin.when import moment_of
+from kombu_binary_delay import operate
+from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay.operate.status import parked_by_side
+from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.when import moment_of
 
 from .drawing import environment
 from .guard import FIELD, Tokens, asker, is_from_elsewhere, user_of, who
@@ -227,7 +227,7 @@ class Pages:
         asked = _asked(request.query_params)
         look = self._index(wait)
         index: Index | None = look.value
-        found: list[admin.WaitingTask] = []
+        found: list[operate.WaitingTask] = []
         count = 0
         if index is not None and not asked.errors:
             count = index.count(asked.which)
@@ -298,7 +298,7 @@ class Pages:
         tasks, chosen, said = self._chosen(form, words)
         with self._broker.delaying() as connection:
             # This finds out now whether the broker supports it.
-            planned = admin.amend(connection, action, chosen, due, dry_run=True)
+            planned = operate.amend(connection, action, chosen, due, dry_run=True)
         if planned.left and not planned.ids:
             raise ValueError(next(iter(planned.left.values())))
         chosen = replace(chosen, dues={each: chosen.dues[each] for each in planned.ids})
@@ -313,7 +313,7 @@ class Pages:
 
     def _chosen(
         self, form: Mapping[str, list[str]], words: Mapping[str, str]
-    ) -> tuple[list[admin.WaitingTask], admin.Chosen, str]:
+    ) -> tuple[list[operate.WaitingTask], operate.Chosen, str]:
         """Return the waiting tasks of a form, what to amend, and the selection in words.
 
         :raises ValueError: for an invalid form, or if the tasks cannot be read now.
@@ -329,17 +329,17 @@ class Pages:
             if index.count(asked.which) > _MOST:
                 raise ValueError(f"These are more than {_MOST:,} tasks: search for fewer")
             tasks = index.all_of(asked.which)
-            return tasks, admin.choose(tasks), asked.said()
+            return tasks, operate.choose(tasks), asked.said()
         ids = tuple(dict.fromkeys(form.get("chosen", [])))
         if not ids:
             raise ValueError("No task is chosen: mark some, or take all that were found")
         tasks = self._waiting(ids, index)
-        known = admin.choose(tasks).dues
+        known = operate.choose(tasks).dues
         # One that does not wait is amended as well, without a due time.
-        chosen = admin.Chosen({each: known.get(each) for each in ids}, found=True)
+        chosen = operate.Chosen({each: known.get(each) for each in ids}, found=True)
         return tasks, chosen, "one by one"
 
-    def _waiting(self, ids: Collection[str], index: Index | None) -> list[admin.WaitingTask]:
+    def _waiting(self, ids: Collection[str], index: Index | None) -> list[operate.WaitingTask]:
         """Return those of these tasks that wait.
 
         :raises ValueError: if the tasks cannot be read now.
@@ -360,7 +360,7 @@ class Pages:
         with self._broker.plain() as connection:
             management = self._broker.management(connection)
             sides = parked_by_side(connection, self._broker.topology())
-            planned = [admin.parked(connection, side, management) for side in sides]
+            planned = [operate.parked(connection, side, management) for side in sides]
         return Plan(
             REDRIVE,
             user,
@@ -369,14 +369,14 @@ class Pages:
             reasons=tuple(reason for each in planned for reason in each.reasons),
         )
 
-    def _redrive(self) -> admin.Redrive:
+    def _redrive(self) -> operate.Redrive:
         """Redrive what is parked, in each parking queue of the namespace, as Now counts them."""
         # Meanwhile, another would not see the messages that this one has read.
         with self._redriving, self._broker.plain() as connection:
             management = self._broker.management(connection)
             sides = parked_by_side(connection, self._broker.topology())
-            done = [admin.redrive(self._broker.plain, side, management) for side in sides]
-        return admin.Redrive(
+            done = [operate.redrive(self._broker.plain, side, management) for side in sides]
+        return operate.Redrive(
             tuple(parked for each in done for parked in each.parked),
             tuple(reason for each in done for reason in each.reasons),
         )
@@ -413,7 +413,7 @@ class Pages:
     def _done(self, plan: Plan) -> str:
         if plan.chosen is not None:
             with self._broker.delaying() as connection:
-                done = admin.amend(connection, plan.action, plan.chosen, plan.due)
+                done = operate.amend(connection, plan.action, plan.chosen, plan.due)
             word = "cancelled" if plan.action == CANCEL else "rescheduled"
             count = _tasks(len(done.ids) - plan.unmoved)
             moved = f"{count} {word}, as far as they still wait: the broker has recorded it."
@@ -452,7 +452,7 @@ class Pages:
 
 
 def _expect(
-    span: str, milliseconds: int, ladders: tuple[admin.LadderStatus, ...], index: Index | None
+    span: str, milliseconds: int, ladders: tuple[operate.LadderStatus, ...], index: Index | None
 ) -> Forecast:
     exact = None
     if index is not None:
@@ -462,7 +462,7 @@ def _expect(
     return Forecast(span, milliseconds, exact, surely, probably)
 
 
-def _troubles(now: Now, findings: Collection[admin.Verification]) -> list[str]:
+def _troubles(now: Now, findings: Collection[operate.Verification]) -> list[str]:
     """Return the troubles that the page shows neither as an alarm nor as a finding."""
     shown = [f"{each.what}: {each.found}" for one in findings for each in one.differences]
     return [
@@ -509,7 +509,7 @@ def _number(text: str | None) -> int | None:
     return int(text)
 
 
-def _unmoved(tasks: Iterable[admin.WaitingTask], due: int) -> int:
+def _unmoved(tasks: Iterable[operate.WaitingTask], due: int) -> int:
     """Return how many tasks with an id are first due after a time."""
     return len({each.id for each in tasks if each.id and (each.first_due or each.due) > due})
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kombu_binary_delay import admin
+from kombu_binary_delay import operate
 
 #: How many actions can wait for a confirmation, and for how many seconds.
 _KEPT, _AGE = 32, 900
@@ -37,7 +37,7 @@ class Plan:
     action: str
     user: str
     said: str
-    chosen: admin.Chosen | None = None
+    chosen: operate.Chosen | None = None
     queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
     unmoved: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 from celery.worker.control import control_command
 from celery.worker.state import REVOKES_MAX, revoked
 
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.wire.mechanism import mechanism_of
 from tests.acceptance.app import Deployment, keep_journal_of_messages, make_app
 
 _deployment = Deployment.from_environment()

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_binary_delay import Settings, alarms, transport
+from kombu_binary_delay import Settings, transport
 from kombu_binary_delay.amendments import channel, stream
-from kombu_binary_delay.router.knowledge import Shared
+from kombu_binary_delay.routing.knowledge import Shared
+from kombu_binary_delay.wire import alarms
 from tests.waits import PATIENCE
 
 OURS = "kombu_binary_delay:Transport"
@@ -117,7 +118,7 @@ def unlooked(monkeypatch):
 
     So only the broker's refusal of a publish tells it.
     """
-    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", sys.maxsize)
+    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", sys.maxsize)
 
 
 @pytest.fixture(params=[False, True], ids=["no-confirm", "confirm"])

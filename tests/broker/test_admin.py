@@ -19,7 +19,12 @@ from kombu import Connection, Exchange, Queue
 
 from dev.broker import Broker
 from kombu_binary_delay import Ladder, Settings, Topology
-from kombu_binary_delay.admin import (
+from kombu_binary_delay.export import definitions
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.parts import Queue as PartQueue
+from kombu_binary_delay.ladder.versions import STREAMS_ALWAYS_SINCE
+from kombu_binary_delay.operate import (
     Management,
     OperationError,
     RefusedError,
@@ -36,13 +41,8 @@ from kombu_binary_delay.admin import (
     verify,
     ways,
 )
-from kombu_binary_delay.admin.remedy import PERMISSIONS
-from kombu_binary_delay.admin.teardown import held
-from kombu_binary_delay.export import definitions
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.parts import Queue as PartQueue
-from kombu_binary_delay.model.versions import STREAMS_ALWAYS_SINCE
+from kombu_binary_delay.operate.remedy import PERMISSIONS
+from kombu_binary_delay.operate.teardown import held
 from tests.waits import wait_until
 
 
@@ -940,7 +940,7 @@ def test_names_with_slashes_are_asked_for_as_they_are(broker, small):
     ids=str,
 )
 def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more):
-    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 10**15)
+    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 10**15)
     settings = {**SMALL, **more, "queue_type": small.queue_type}
     connection = connect(binary_delay=settings)
     queue = Queue("mail")(connection.channel())

@@ -28,7 +28,6 @@ from kombu_binary_delay import (
     DelayError,
     PublishBatch,
     UnconfirmedError,
-    alarms,
     cancel,
     on_dropped,
     replace,
@@ -47,7 +46,8 @@ from kombu_binary_delay.amendments.record import (
     new_generation,
     to_line,
 )
-from kombu_binary_delay.batching import Outcome
+from kombu_binary_delay.publishing import Outcome
+from kombu_binary_delay.wire import alarms
 from tests.raw_messages import RAW, RawMessage
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until

@@ -19,7 +19,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from dev.faults.proxy import Proxy
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
-from kombu_binary_delay.model.address import parse_address
+from kombu_binary_delay.ladder.address import parse_address
 from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 DELAYED = {"x-delay": 1000}

@@ -14,11 +14,11 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay import AmendmentError, admin
-from kombu_binary_delay.admin import mover
+from kombu_binary_delay import AmendmentError, operate
 from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.amendments.record import MAX_TIME, Cancel
 from kombu_binary_delay.cli import binary_delay, command
+from kombu_binary_delay.operate import mover
 from tests.waits import attempts, wait_until
 
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
@@ -274,14 +274,14 @@ def test_what_cannot_be_amended_is_refused_with_the_reason_and_nothing_is_made(
 def test_a_time_after_the_year_9999_is_refused_by_a_dry_run_too(connect, vhost, action, due, new):
     for dry_run in (True, False):
         with pytest.raises(AmendmentError, match=r"253402300800000 ms .* after the year 9999"):
-            admin.amend(connect(), action, admin.Chosen({"a": due}), new, dry_run=dry_run)
+            operate.amend(connect(), action, operate.Chosen({"a": due}), new, dry_run=dry_run)
     assert not vhost.queues()
 
 
 @pytest.mark.parametrize(("action", "new"), [("cancel", None), ("reschedule", MAX_TIME)])
 def test_what_waits_until_after_the_year_9999_is_named_and_stays(connect, vhost, action, new):
-    chosen = admin.Chosen({"a": MAX_TIME + 1}, found=True)
-    done = admin.amend(connect(), action, chosen, new)
+    chosen = operate.Chosen({"a": MAX_TIME + 1}, found=True)
+    done = operate.amend(connect(), action, chosen, new)
     assert (done.ids, "253402300800000 ms" in done.left["a"]) == ((), True)
     assert not vhost.queues()
 

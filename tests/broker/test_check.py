@@ -10,8 +10,8 @@ import amqp
 import pytest
 from click.testing import CliRunner
 
-from kombu_binary_delay.admin.check import judge
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.operate.check import judge
 
 OURS = "kombu_binary_delay:Transport"
 KINDS = "configure", "write", "read"
@@ -163,7 +163,7 @@ def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkey
         channel.queue_delete(held)
         channel.queue_declare(held, durable=True, auto_delete=False, arguments=arguments)
         channel.queue_bind(held, held, "")
-    monkeypatch.setattr(sys.modules["kombu_binary_delay.admin.check"], "_PATIENCE", 1.0)
+    monkeypatch.setattr(sys.modules["kombu_binary_delay.operate.check"], "_PATIENCE", 1.0)
     # when
     found = check("--late", "0", options=("--declare", "never"))
     # then

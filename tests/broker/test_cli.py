@@ -21,12 +21,12 @@ from kombu import Connection, Exchange, Queue
 from starlette.testclient import TestClient
 
 from dev.cluster import Cluster
-from kombu_binary_delay import Ladder, Topology, admin
+from kombu_binary_delay import Ladder, Topology, operate
 from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.cli.web import asgi_app
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.parts import Part
 from tests.waits import PATIENCE, wait_until
 
 
@@ -339,7 +339,7 @@ def test_what_is_parked_beside_the_settings_ladder_is_redriven_by_its_name(
     run(*tick, "create", "--queue", "mail")
     side = Topology(queue_type=other[tick[-1]])
     with Connection(vhost.url, connect_timeout=PATIENCE) as connection:
-        admin.create(connection, side, side.whole)
+        operate.create(connection, side, side.whole)
         connection.Producer().publish("m", exchange=side.parking, routing_key="@..mail")
 
     for arguments in (), ("--ladder", side.prefix):
@@ -392,7 +392,7 @@ def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_th
 ):
     old = FOREIGN_LADDERS["celery"]
     with Connection(vhost.url) as connection:
-        admin.create(connection, old, old.whole)
+        operate.create(connection, old, old.whole)
         connection.Producer().publish("?", exchange=old.level_name(9), routing_key="1." * 20)
 
     move = "migrate", "--from", "celery", "--to", "nservicebus", "--json"
@@ -732,7 +732,7 @@ def test_a_ladder_from_before_programs_declared_nothing_misses_no_level(  # noqa
     declare(connect)
     publish(connect, 3 * MINUTE, tick=MINUTE)
     # As on RabbitMQ 4.0 to 4.2; what publishes must ask the broker.
-    monkeypatch.setattr("kombu_binary_delay.model.topology.lets_urgent_hold_up", lambda _: apart)
+    monkeypatch.setattr("kombu_binary_delay.ladder.topology.lets_urgent_hold_up", lambda _: apart)
     old = replace(small, ladder=Ladder.binary(4, MINUTE))
     never = (*tick, "--declare", "never")
     run(*never, "create", "--queue", "mail")
@@ -769,7 +769,7 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     declare(connect)
     publish(connect, 9 * MINUTE, tick=MINUTE)
     with Connection(vhost.url) as plain:
-        admin.create(plain, urgent, urgent.whole)
+        operate.create(plain, urgent, urgent.whole)
         plain.Producer().publish(
             "m",
             exchange=urgent.entry_exchange(("1", "0", "0", "0")),
@@ -915,7 +915,7 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     ways = small.whole + small.to_queue("full") + small.mirror("events")
     ways += Part(bindings=small.mirror_bindings("events", "topic", "full", "k", to_queue=True))
     with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
-        admin.create(operator, small, ways + small.to_queue("mail"))
+        operate.create(operator, small, ways + small.to_queue("mail"))
     if how == "policy":
         policy = {"pattern": "^full$", "definition": limits, "apply-to": "queues"}
         vhost.broker.api("PUT", f"policies/{vhost.name}/limits", policy)
@@ -948,7 +948,7 @@ def test_status_names_a_level_that_is_held_up(run, tick, vhost, small):
     with Connection(vhost.url, connect_timeout=PATIENCE) as operator:
         channel = operator.channel()
         Queue("full", queue_arguments=limits)(channel).queue_declare()
-        admin.create(operator, small, small.whole + small.to_queue("full"))
+        operate.create(operator, small, small.whole + small.to_queue("full"))
         for _ in range(600):
             way = small.address(("1",), Destination("", "full"))
             channel.basic_publish(amqp.Message("m", delivery_mode=2), small.level_name(0), way)
@@ -969,12 +969,12 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
         here, other = cluster
         confirmed = {"confirm_publish": True}
         with Connection(other.url, transport_options=confirmed) as connection:
-            admin.create(connection, old, old.whole)
+            operate.create(connection, old, old.whole)
             for name in (level, old.parking):
                 connection.Producer().publish("m", routing_key=name)
         with Connection(here.url) as connection:
             there = Topology(Ladder.binary(4, MINUTE), queue_type="classic")
-            admin.create(connection, there, there.whole)
+            operate.create(connection, there, there.whole)
             connection.Producer().publish("m", routing_key=there.parking)
         other.kill()
         wait_until(lambda: cluster.running() == {here.node})
@@ -1071,7 +1071,7 @@ def test_whoever_asks_changes_nothing(  # noqa: PLR0913, PLR0917
             channel = operator.channel()
             # As the one that an earlier release of ours deleted when it asked for its type.
             channel.exchange_declare("temporary", "fanout", durable=False, auto_delete=True)
-            admin.create(operator, small, small.mirror("gone") + small.queue_relay("mail"))
+            operate.create(operator, small, small.mirror("gone") + small.queue_relay("mail"))
             channel.queue_unbind("mail", small.queue_relay_name("mail"), "")
         wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
     before, there = what_exists(vhost), what_exists(another)

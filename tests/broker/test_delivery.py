@@ -13,9 +13,10 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
 from dev.faults.proxy import Proxy
-from kombu_binary_delay import executor, transport
+from kombu_binary_delay import transport
 from kombu_binary_delay.amendments.record import KEY
-from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.ladder.envelope import HEADER
+from kombu_binary_delay.wire import executor
 from tests.waits import PATIENCE, wait_until
 
 

@@ -10,8 +10,8 @@ from kombu import Connection
 
 from dev.faults.proxy import Proxy
 from kombu_binary_delay.cli.connect import Target
-from kombu_binary_delay.draining import drain, within
 from kombu_binary_delay.spark import send
+from kombu_binary_delay.wire.draining import drain, within
 
 #: Frames that a broker takes at any time.
 HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 10_000

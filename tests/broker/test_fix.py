@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import Management
 from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.operate import Management
 from tests.waits import wait_until
 
 

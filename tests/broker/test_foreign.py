@@ -6,8 +6,13 @@ import pytest
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import AddressError, TopologyError
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS, NSERVICEBUS_V1
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.foreign import (
+    CELERY,
+    FOREIGN_LADDERS,
+    NSERVICEBUS,
+    NSERVICEBUS_V1,
+)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import pytest
 from kombu import Exchange, Queue
 
 from kombu_binary_delay import BinaryDelayError, Topology
-from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.simulate import walk
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.simulate import walk
 from tests.waits import PATIENCE, wait_until
 
 #: In each test: fifteen thousand together.

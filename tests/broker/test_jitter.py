@@ -13,10 +13,10 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Ladder, Settings, Topology, cancel, reschedule
-from kombu_binary_delay.admin import Management, explain, migrate
 from kombu_binary_delay.amendments.door import AmendingChannel
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import spread
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.delay import spread
+from kombu_binary_delay.operate import Management, explain, migrate
 from tests.waits import PATIENCE, drain_until, wait_until
 
 JITTER = 3000  # milliseconds

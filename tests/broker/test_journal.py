@@ -24,13 +24,14 @@ from celery import Celery
 from click.testing import CliRunner
 from kombu import Queue
 
-from kombu_binary_delay import Ladder, Settings, SettingsError, UnconfirmedError, alarms
-from kombu_binary_delay.batching.batch import PublishBatch
+from kombu_binary_delay import Ladder, Settings, SettingsError, UnconfirmedError
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.journal.stream import Stream
-from kombu_binary_delay.model import versions
+from kombu_binary_delay.ladder import versions
+from kombu_binary_delay.publishing.batch import PublishBatch
+from kombu_binary_delay.wire import alarms
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 

@@ -18,9 +18,9 @@ from kombu import Queue
 
 from dev.prometheus import TOOL, Prometheus
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import create
 from kombu_binary_delay.export import alerts, grafana
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.operate import create
 from tests.waits import PATIENCE
 
 # What is scraped is a broker whose metrics are on a port that only we know.

@@ -28,7 +28,10 @@ from kombu.transport import native_delayed_delivery as native
 
 from dev.faults.proxy import Proxy
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import (
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.envelope import HEADER, HEADERS
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS, celery
+from kombu_binary_delay.operate import (
     Management,
     OperationError,
     Snapshot,
@@ -39,18 +42,13 @@ from kombu_binary_delay.admin import (
     plan,
     redrive,
 )
-from kombu_binary_delay.admin import (
-    parked as count_parked,
-)
-from kombu_binary_delay.admin.migrate import _requeue
-from kombu_binary_delay.admin.mover import max_deliveries
-from kombu_binary_delay.admin.raw import split
-from kombu_binary_delay.admin.reading import Source, put_back, read, remaining
-from kombu_binary_delay.batching.batch import PublishBatch
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.envelope import HEADER, HEADERS
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS, celery
-from kombu_binary_delay.undecodable import take_undecodable, undecodable
+from kombu_binary_delay.operate import parked as count_parked
+from kombu_binary_delay.operate.migrate import _requeue
+from kombu_binary_delay.operate.mover import max_deliveries
+from kombu_binary_delay.operate.raw import split
+from kombu_binary_delay.operate.reading import Source, put_back, read, remaining
+from kombu_binary_delay.publishing.batch import PublishBatch
+from kombu_binary_delay.wire.undecodable import take_undecodable, undecodable
 from tests.raw_messages import RAW, RawMessage, table
 from tests.waits import PATIENCE, attempts, wait_until
 
@@ -1263,7 +1261,7 @@ import sys
 from functools import partial
 from kombu import Connection
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import Management, migrate
+from kombu_binary_delay.operate import Management, migrate
 url, api, kind = sys.argv[1:]
 plain = partial(Connection, url)
 with plain() as connection:

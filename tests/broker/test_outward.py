@@ -25,16 +25,15 @@ from kombu_binary_delay import (
     TopologyError,
     Transport,
     TransportMixin,
-    alarms,
-    executor,
     transport,
 )
-from kombu_binary_delay.commands import Answer, AskType, Ensure
-from kombu_binary_delay.executor import Executor
-from kombu_binary_delay.follow import is_consuming
-from kombu_binary_delay.model.parts import Part
-from kombu_binary_delay.model.parts import Queue as Declared
-from kombu_binary_delay.router.knowledge import Shared
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.parts import Queue as Declared
+from kombu_binary_delay.routing.commands import Answer, AskType, Ensure
+from kombu_binary_delay.routing.knowledge import Shared
+from kombu_binary_delay.wire import alarms, executor
+from kombu_binary_delay.wire.executor import Executor
+from kombu_binary_delay.wire.following import is_consuming
 from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 BINARY = {"radix": 2}
@@ -73,7 +72,7 @@ def test_nothing_is_declared_until_the_first_delayed_publish_and_then_no_higher_
 
 
 def test_a_publish_in_the_steady_state_costs_no_call_besides_itself(connect, monkeypatch):
-    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 10**15)
+    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 10**15)
     connection = connect()
     Queue("q", channel=connection.default_channel).declare()
     producer = Producer(connection.default_channel)
@@ -227,7 +226,7 @@ def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
         producer.publish("before", routing_key="q", headers={"x-delay": 8125}, declare=[queue])
         # Messages enter by other exchanges, so no publish is refused.
         connect("amqp").default_channel.exchange_delete(topology.level_name(1))
-        monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
+        monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 0)
         producer.publish("after", routing_key="q", headers={"x-delay": 125})
 
     assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
@@ -256,8 +255,8 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
     connect, vhost, monkeypatch, publishes
 ):
     """The publisher at the next publish after half a minute, the consumer after half a minute."""
-    monkeypatch.setattr("kombu_binary_delay.router.LOOK_AGAIN", 0)
-    monkeypatch.setattr("kombu_binary_delay.router.knowledge.SETTLE", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.SETTLE", 0)
     connection = connect(binary_delay={"radix": 2})
     inner, channel = connection.connection, connection.default_channel
     for kind in ("topic", "headers"):
@@ -376,7 +375,7 @@ def interrupted(what):
 
 
 @pytest.mark.parametrize(
-    "during", ["kombu_binary_delay.executor.declare", "amqp.Channel.queue_declare"]
+    "during", ["kombu_binary_delay.wire.executor.declare", "amqp.Channel.queue_declare"]
 )
 def test_a_lock_ends_with_a_declaration_that_is_interrupted(connect, during):
     first, second = (connect().connection.delay_mechanism.executor for _ in range(2))
@@ -520,7 +519,7 @@ def test_where_declare_is_never_a_ladder_made_beforehand_is_used(connect, collec
     Producer(made.default_channel).publish("1", routing_key="q", headers={"x-delay": 1})
     before = ladder_names(vhost)
     connection = connect(binary_delay={"declare": "never"})
-    with patch("kombu_binary_delay.executor.Executor.channel") as declared:
+    with patch("kombu_binary_delay.wire.executor.Executor.channel") as declared:
         Producer(connection.default_channel).publish("2", routing_key="q", headers={"x-delay": 1})
 
     arrived = sorted(arrival.body for arrival in collect(connection, [queue], 2))

@@ -23,14 +23,14 @@ from kombu import Exchange, Producer, Queue
 
 from dev.server import BrokerError
 from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel, reschedule
-from kombu_binary_delay.admin import Chosen, Management, amend, judge_of, status
-from kombu_binary_delay.admin.declare import declare
 from kombu_binary_delay.amendments import stream
 from kombu_binary_delay.amendments.channel import AmendmentChannel
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.amendments.record import Cancel
 from kombu_binary_delay.journal import writer
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.operate import Chosen, Management, amend, judge_of, status
+from kombu_binary_delay.operate.declare import declare
 from tests.waits import drain_until, wait_until
 
 Names = tuple[str, ...]

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import DelayError
-from kombu_binary_delay.admin import Management, verify
+from kombu_binary_delay.operate import Management, verify
 from tests.waits import wait_until
 
 #: 100 ms are little on a machine that is busy: what is late then may change places. So often

@@ -9,13 +9,13 @@ import amqp
 import pytest
 
 from kombu_binary_delay import Ladder, Topology, cancel
-from kombu_binary_delay.admin import Management, OperationError, migrate, redrive
-from kombu_binary_delay.admin.migrate import _requeue
-from kombu_binary_delay.admin.reading import Source, sources
 from kombu_binary_delay.amendments import parts
 from kombu_binary_delay.amendments.record import Cancel, to_line
-from kombu_binary_delay.mechanism import mechanism_of
-from kombu_binary_delay.model.address import Destination
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.operate import Management, OperationError, migrate, redrive
+from kombu_binary_delay.operate.migrate import _requeue
+from kombu_binary_delay.operate.reading import Source, sources
+from kombu_binary_delay.wire.mechanism import mechanism_of
 from tests.waits import wait_until
 
 EXCHANGE = parts.exchange_name("kbd")

@@ -7,7 +7,7 @@ import pytest
 from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import TopologyError
-from kombu_binary_delay.commands import AskTemporary
+from kombu_binary_delay.routing.commands import AskTemporary
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 #: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from dev.broker import Broker, VHost
 from kombu_binary_delay import Transport, TransportMixin, register
 from kombu_binary_delay.cli.connect import Target
-from kombu_binary_delay.model.envelope import HEADER
+from kombu_binary_delay.ladder.envelope import HEADER
 from kombu_binary_delay.spark.journal import _Stream
 from tests.waits import wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 import amqp
 import pytest
 
-from kombu_binary_delay.undecodable import Undecodable, take_undecodable, undecodable
+from kombu_binary_delay.wire.undecodable import Undecodable, take_undecodable, undecodable
 from tests.broker.conftest import OURS
 from tests.raw_messages import RAW, RawMessage, table
 from tests.waits import PATIENCE, drain_until

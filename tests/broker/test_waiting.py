@@ -23,8 +23,7 @@ from kombu import Exchange, Queue
 import kombu_binary_delay
 from dev.broker import CTL
 from dev.cluster import Cluster
-from kombu_binary_delay import Ladder, PublishBatch, Topology, admin
-from kombu_binary_delay.admin.waiting import script
+from kombu_binary_delay import Ladder, PublishBatch, Topology, operate
 from kombu_binary_delay.amendments.record import (
     KEY,
     REPLACES,
@@ -35,6 +34,7 @@ from kombu_binary_delay.amendments.record import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import Place
+from kombu_binary_delay.operate.waiting import script
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 HOUR = 3600  # in seconds, of which no test sees the end
@@ -94,7 +94,7 @@ def on_node(vhost, beside):
     """List what waits by the node."""
 
     def on_node(command=beside, **select):
-        return admin.from_node(command, vhost.name, LADDER, admin.Selection(**select))
+        return operate.from_node(command, vhost.name, LADDER, operate.Selection(**select))
 
     return on_node
 
@@ -110,7 +110,7 @@ def by_journal(connect, vhost, topology):
 
     def by_journal(events, **select):
         settle(vhost, events)
-        return admin.from_journal(connect("amqp"), topology, admin.Selection(**select))
+        return operate.from_journal(connect("amqp"), topology, operate.Selection(**select))
 
     return by_journal
 
@@ -311,10 +311,10 @@ def test_headers_of_any_kind_are_shown_or_counted(connect, on_node):
 @pytest.mark.own_broker
 def test_classic_levels_are_not_looked_into_and_the_journal_is_named(connect, vhost, beside):
     publish(connect(binary_delay={"queue_type": "classic"}), ("c", HOUR))
-    with pytest.raises(admin.OperationError, match="classic queues, which cannot be looked into"):
-        admin.from_node(beside, vhost.name, LADDER)
+    with pytest.raises(operate.OperationError, match="classic queues, which cannot be looked into"):
+        operate.from_node(beside, vhost.name, LADDER)
     publish(connect(), ("q", HOUR))
-    found = admin.from_node(beside, vhost.name, LADDER)
+    found = operate.from_node(beside, vhost.name, LADDER)
     assert ids(found) == ["q"]
     assert not found.complete
     assert "classic queues of the ladder were left out" in found.unseen()[0]
@@ -340,14 +340,14 @@ def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
         )
         paths = [reach(node, tmp_path) for node in cluster]
         for path in paths:
-            found = admin.from_node(path, "/", LADDER)
+            found = operate.from_node(path, "/", LADDER)
             assert ids(found) == sorted(map(str, range(200)))
         cluster.nodes[0].kill()
 
         def all_is_read_by_another():
             # Leaders are elected, and until then some levels cannot be read.
-            with suppress(admin.OperationError):
-                found = admin.from_node(paths[1], "/", LADDER)
+            with suppress(operate.OperationError):
+                found = operate.from_node(paths[1], "/", LADDER)
                 return ids(found) == sorted(map(str, range(200))) and found.complete
             return False
 
@@ -363,7 +363,7 @@ def test_where_rabbitmqctl_runs_elsewhere_it_is_reached_by_ssh(
     # As ssh does it: the words become one, for a shell on the other side.
     shell.write_text(f'#!/bin/sh\nshift\nexec sh -c "{beside} $*"\n')
     shell.chmod(0o755)
-    assert ids(admin.from_node(f"{shell} rabbit", vhost.name, LADDER)) == ["s"]
+    assert ids(operate.from_node(f"{shell} rabbit", vhost.name, LADDER)) == ["s"]
 
 
 @pytest.mark.own_broker
@@ -408,11 +408,11 @@ def test_the_node_says_of_which_cluster_it_is(on_node, once, vhost):
     del on_node  # it skips where there is nothing to read
     with vhost.connect() as connection:
         ours = connection.server_properties["cluster_name"]
-    assert ids(admin.from_node(once, vhost.name, LADDER, cluster=ours)) == []
-    with pytest.raises(admin.OperationError, match=f"'{ours}', and the broker in use is 'other'"):
-        admin.from_node(once, vhost.name, LADDER, cluster="other")
-    with pytest.raises(admin.OperationError, match="has no virtual host 'nonesuch'"):
-        admin.from_node(once, "nonesuch", LADDER)
+    assert ids(operate.from_node(once, vhost.name, LADDER, cluster=ours)) == []
+    with pytest.raises(operate.OperationError, match=f"'{ours}', and the broker in use is 'other'"):
+        operate.from_node(once, vhost.name, LADDER, cluster="other")
+    with pytest.raises(operate.OperationError, match="has no virtual host 'nonesuch'"):
+        operate.from_node(once, "nonesuch", LADDER)
 
 
 def run(vhost, *words, code=0):
@@ -556,10 +556,10 @@ def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(
     # What the broker counts, it does not send.
     arguments = {"x-queue-type": "stream"}
     Queue(STREAM, queue_arguments=arguments, channel=journalling.default_channel).declare()
-    monkeypatch.setattr("kombu_binary_delay.admin.probe.Probe.ready", lambda *_: 1)
-    monkeypatch.setattr("kombu_binary_delay.admin.waiting.journal._SILENCE", 0.5)
+    monkeypatch.setattr("kombu_binary_delay.operate.probe.Probe.ready", lambda *_: 1)
+    monkeypatch.setattr("kombu_binary_delay.operate.waiting.journal._SILENCE", 0.5)
 
-    with pytest.raises(admin.UnreachableError, match="sent nothing of the journal"):
+    with pytest.raises(operate.UnreachableError, match="sent nothing of the journal"):
         list(by_journal(0))
 
 
@@ -685,10 +685,10 @@ def test_each_look_knows_what_was_amended_since_the_last(journalling, vhost):
     with ExitStack() as stack:
         place = Place.of(Target.of(None, vhost.url, None, {}), stack, "journal", None)
         # There are no streams of amendments yet.
-        seen = [ids(place.waiters(admin.Selection()))]
+        seen = [ids(place.waiters(operate.Selection()))]
         for name in ("a", "b"):
             kombu_binary_delay.cancel(name, connection=journalling)
-            seen.append(ids(place.waiters(admin.Selection())))
+            seen.append(ids(place.waiters(operate.Selection())))
 
     assert seen == [["a", "b", "c"], ["b", "c"], ["c"]]
 
@@ -707,12 +707,12 @@ def test_a_listing_of_the_journal_holds_little_of_it(journalling, by_journal):
 
 def test_without_a_journal_its_remedies_are_named(connect, vhost, broker):
     connection = connect("amqp")
-    with pytest.raises(admin.OperationError, match="set journal to 'stream'"):
-        admin.from_journal(connection, LADDER)
+    with pytest.raises(operate.OperationError, match="set journal to 'stream'"):
+        operate.from_journal(connection, LADDER)
     run(vhost, "tasks", "--source", "journal", code=2)
     connection.channel().queue_declare(STREAM, durable=True, auto_delete=False)
-    with pytest.raises(admin.OperationError, match="cannot be read"):
-        list(admin.from_journal(connection, LADDER))
+    with pytest.raises(operate.OperationError, match="cannot be read"):
+        list(operate.from_journal(connection, LADDER))
 
 
 def test_the_command_lists_counts_and_tells_of_one_task(

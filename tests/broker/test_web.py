@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from kombu_binary_delay import Topology, admin
+from kombu_binary_delay import Topology, operate
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.web import guard, passwords
 from kombu_binary_delay.web import pages as handlers
@@ -154,7 +154,7 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     client.post("/act", data={**confirm, "key": planned.url.params["key"]})
     until(client, "/tasks?after=4h", counted(1), "mail.digest")
     with connect() as connection:
-        left = admin.from_journal(connection, Topology(), judge=admin.judge_of(connection))
+        left = operate.from_journal(connection, Topology(), judge=operate.judge_of(connection))
         assert {each.id for each in left} == {"three", "mail-1"}
 
 
@@ -323,7 +323,7 @@ def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, c
     parking = [each.parking for each in sides]
     with connect("amqp") as plain:
         for side in sides:
-            admin.create(plain, side, side.whole)
+            operate.create(plain, side, side.whole)
             # It waited on a ladder of another radix before.
             connection.Producer().publish(
                 "m", exchange=side.parking, routing_key="00.00.01.01.@..mail"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from kombu import Connection
 
 from dev.broker import Broker
-from kombu_binary_delay import Ladder, Topology, admin
+from kombu_binary_delay import Ladder, Topology, operate
 from kombu_binary_delay.cli import binary_delay
 from tests.waits import wait_until
 
@@ -65,7 +65,7 @@ def test_what_is_looked_at_again_and_again_is_not_dropped_at_a_low_delivery_limi
         pytest.skip("classic queues have no delivery limit")
     ladder = Topology(Ladder.binary(4, 1000))
     with Connection(vhost.url) as connection:
-        admin.create(connection, ladder, ladder.base)
+        operate.create(connection, ladder, ladder.base)
         connection.Producer().publish("m", exchange=ladder.parking, routing_key="@..gone")
     broker.ctl("set_policy", "-p", vhost.name, "limit", ".*", '{"delivery-limit": 3}')
     wait_until(lambda: "limit" in broker.ctl("list_queues", "-p", vhost.name, "policy"))

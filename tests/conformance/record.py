@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from docs.generate.conformance import FAILED, FOLDER, HELD, NOT_APPLICABLE, WALK, keep
-from kombu_binary_delay.model.topology import QUEUE_TYPES
+from kombu_binary_delay.ladder.topology import QUEUE_TYPES
 from tests.conformance.cases import CASES
 from tests.conformance.table import LADDERS, Case
 

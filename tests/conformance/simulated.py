@@ -11,11 +11,11 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import due_time
-from kombu_binary_delay.model.envelope import further_keys
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.router import Router
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.delay import due_time
+from kombu_binary_delay.ladder.envelope import further_keys
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.routing.router import Router
 from tests.conformance.program import Arrival, Program
 from tests.simulated_broker import SimulatedBroker
 

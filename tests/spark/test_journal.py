@@ -20,7 +20,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.draining import drain
 from kombu_binary_delay.spark import journal
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
@@ -33,6 +32,7 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.spark.versions import HAS_SOURCES, limits
+from kombu_binary_delay.wire.draining import drain
 from tests.waits import PATIENCE, despite_a_slow_start, wait_until
 
 with_sources = pytest.mark.skipif(not HAS_SOURCES, reason="PySpark 3.5 has no sources in Python")

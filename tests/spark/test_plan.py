@@ -8,8 +8,8 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.model.address import Destination, format_address
-from kombu_binary_delay.model.simulate import walk
+from kombu_binary_delay.ladder.address import Destination, format_address
+from kombu_binary_delay.ladder.simulate import walk
 from kombu_binary_delay.spark.plan import (
     AT_ONCE,
     BEYOND,

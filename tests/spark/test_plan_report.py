@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kombu_binary_delay import Ladder
-from kombu_binary_delay.model.ladder import hops
+from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.spark.plan import plan
 from kombu_binary_delay.spark.report import measured, svg
 from kombu_binary_delay.spark.report.plan_page import plan_page, settings

@@ -17,8 +17,8 @@ from kombu_binary_delay import AmendmentError, ChannelMixin, UnconfirmedError
 from kombu_binary_delay.amendments.channel import AmendmentChannel
 from kombu_binary_delay.amendments.record import Supersede
 from kombu_binary_delay.amendments.stream import Amendments
-from kombu_binary_delay.model.delay import spread
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.delay import spread
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
 from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer

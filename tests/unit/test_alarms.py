@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from amqp.exceptions import RecoverableConnectionError
 
-from kombu_binary_delay import alarms
+from kombu_binary_delay.wire import alarms
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ from click.testing import CliRunner
 from kombu.exceptions import OperationalError
 
 from kombu_binary_delay import errors
-from kombu_binary_delay.admin import (
+from kombu_binary_delay.cli import binary_delay
+from kombu_binary_delay.cli.command import subcommand
+from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.export.files import write_file
+from kombu_binary_delay.operate import (
     Management,
     OperationError,
     RefusedError,
     UnreachableError,
     management,
 )
-from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.cli.command import subcommand
-from kombu_binary_delay.cli.connect import Target
-from kombu_binary_delay.files import write_file
 
 NO_API = r"does not answer: [^;]*; enable it"
 

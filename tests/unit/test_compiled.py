@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Exchange, Queue
 from kombu.transport.pyamqp import Channel
 
-from kombu_binary_delay.batching.frames import Messages
+from kombu_binary_delay.publishing.frames import Messages
 from kombu_binary_delay.spark import compiled
 from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Template
 from kombu_binary_delay.spark.send import _Producer

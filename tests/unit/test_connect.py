@@ -15,9 +15,9 @@ import trustme
 from celery import Celery
 from click.testing import CliRunner
 
-from kombu_binary_delay.admin import Management, UnreachableError
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
+from kombu_binary_delay.operate import Management, UnreachableError
 
 SSL_PATH = "kombu_binary_delay:SSLTransport"
 

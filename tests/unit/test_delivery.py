@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import Snapshot, repair, ways
-from kombu_binary_delay.admin.delivery import faults, orphans
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.parts import Binding, Exchange, Part
-from kombu_binary_delay.model.simulate import route_message
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
+from kombu_binary_delay.ladder.simulate import route_message
+from kombu_binary_delay.operate import Snapshot, repair, ways
+from kombu_binary_delay.operate.delivery import faults, orphans
 
 TOPOLOGY = Topology(Ladder.binary(2, 1000))
 CLASSIC = replace(TOPOLOGY, queue_type="classic")

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from kombu_binary_delay.admin import Difference
 from kombu_binary_delay.cli import binary_delay, output
+from kombu_binary_delay.operate import Difference
 
 LONG = "x" * 90
 

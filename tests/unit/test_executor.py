@@ -8,9 +8,9 @@ import pytest
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
 from kombu_binary_delay import TopologyError
-from kombu_binary_delay.commands import Answer, Ensure, Look, OutOfReachError, Warn
-from kombu_binary_delay.executor import Executor
-from kombu_binary_delay.model.parts import Part
+from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.routing.commands import Answer, Ensure, Look, OutOfReachError, Warn
+from kombu_binary_delay.wire.executor import Executor
 
 
 def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeypatch):
@@ -19,7 +19,7 @@ def test_an_error_of_a_callback_is_not_taken_for_the_end_of_the_commands(monkeyp
     def callback(*_):
         raise StopIteration
 
-    monkeypatch.setattr("kombu_binary_delay.executor.logger.warning", callback)
+    monkeypatch.setattr("kombu_binary_delay.wire.executor.logger.warning", callback)
 
     def steps():
         yield Warn("first")
@@ -43,8 +43,8 @@ def test_a_queue_whose_node_is_down_is_not_missing(monkeypatch, text, answer):
     def refuse(*_):
         raise NotFound(f"NOT_FOUND - {text}")
 
-    monkeypatch.setattr("kombu_binary_delay.executor.declare", refuse)
-    monkeypatch.setattr("kombu_binary_delay.executor.wait", refuse)
+    monkeypatch.setattr("kombu_binary_delay.wire.executor.declare", refuse)
+    monkeypatch.setattr("kombu_binary_delay.wire.executor.wait", refuse)
     executor = Executor(object(), "kbd")
     connection = SimpleNamespace(frame_writer=None)
     monkeypatch.setattr(executor, "_open", lambda: SimpleNamespace(connection=connection))

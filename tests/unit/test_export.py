@@ -15,8 +15,8 @@ from kombu_binary_delay.export import (
     kubernetes,
     terraform,
 )
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
-from kombu_binary_delay.model.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
 
 STRANGE = 'Straße "${x}" %{y} \\ #1; it\'s <b>'
 TOPOLOGIES = [

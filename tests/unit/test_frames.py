@@ -10,7 +10,7 @@ from amqp.serialization import dumps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay.batching.frames import UNWRITABLE, EncodedMessage, Messages
+from kombu_binary_delay.publishing.frames import UNWRITABLE, EncodedMessage, Messages
 
 names = st.text(max_size=60)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | names

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.header_frames import without_deaths
-from kombu_binary_delay.model.envelope import HEADER, unwrap
+from kombu_binary_delay.ladder.envelope import HEADER, unwrap
+from kombu_binary_delay.wire.header_frames import without_deaths
 
 TOPOLOGY = Topology()
 OURS = [TOPOLOGY.level_name(level) + ".0001" for level in (2, 1, 0)]

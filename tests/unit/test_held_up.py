@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_binary_delay.admin.snapshot import is_held_up
+from kombu_binary_delay.operate.snapshot import is_held_up
 
 NAMES = ("messages", "messages_ready", "messages_unacknowledged")
 

@@ -12,33 +12,37 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import BinaryDelayError, Ladder, LadderError, Settings
-from kombu_binary_delay.admin.migrate import _Sorter as Migrating
-from kombu_binary_delay.admin.mover import Done, Keep, Send
-from kombu_binary_delay.admin.reading import (
+from kombu_binary_delay.amendments import celery
+from kombu_binary_delay.amendments.memory import Memory
+from kombu_binary_delay.amendments.record import Cancel, CancelStamped, Postpone, Supersede
+from kombu_binary_delay.journal import events
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.delay import is_over, is_retry, keep_due
+from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.ladder.foreign import CELERY, NSERVICEBUS, ladder_of_name
+from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.parts import Exchange, Part
+from kombu_binary_delay.ladder.recognise import (
+    ladder_of_exchange,
+    parking_of,
+    topology_of_name,
+)
+from kombu_binary_delay.ladder.returns import returns
+from kombu_binary_delay.operate.migrate import _Sorter as Migrating
+from kombu_binary_delay.operate.mover import Done, Keep, Send
+from kombu_binary_delay.operate.reading import (
     UNREADABLE_ERRORS,
     Source,
     delay_queues,
     put_back,
     read,
 )
-from kombu_binary_delay.admin.redrive import _Sorter as Redriving
-from kombu_binary_delay.admin.text import plain
-from kombu_binary_delay.admin.waiting.node import NodeWaiters
-from kombu_binary_delay.amendments import celery
-from kombu_binary_delay.amendments.memory import Memory
-from kombu_binary_delay.amendments.record import Cancel, CancelStamped, Postpone, Supersede
-from kombu_binary_delay.batching.frames import EncodedMessage
-from kombu_binary_delay.header_frames import without_deaths
-from kombu_binary_delay.journal import events
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.delay import is_over, is_retry, keep_due
-from kombu_binary_delay.model.envelope import HEADERS
-from kombu_binary_delay.model.foreign import CELERY, NSERVICEBUS, ladder_of_name
-from kombu_binary_delay.model.identity import names_of
-from kombu_binary_delay.model.parts import Exchange, Part
-from kombu_binary_delay.model.recognise import ladder_of_exchange, parking_of, topology_of_name
-from kombu_binary_delay.model.returns import returns
-from kombu_binary_delay.router import Router
+from kombu_binary_delay.operate.redrive import _Sorter as Redriving
+from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.waiting.node import NodeWaiters
+from kombu_binary_delay.publishing.frames import EncodedMessage
+from kombu_binary_delay.routing.router import Router
+from kombu_binary_delay.wire.header_frames import without_deaths
 from tests.hostile import KEYS, LADDERS, NAMES, OBJECTS, OURS, headers, properties
 from tests.raw_messages import RAW
 from tests.simulated_broker import SimulatedBroker

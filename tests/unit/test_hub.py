@@ -12,7 +12,7 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu import Connection
 from kombu.asynchronous import Hub
 
-from kombu_binary_delay.compat.hub import poll_at_once_if_ready, release_in_time
+from kombu_binary_delay.celery_side.hub import poll_at_once_if_ready, release_in_time
 
 
 @pytest.fixture

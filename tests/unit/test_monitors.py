@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.export.monitoring import names, within
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
 
 TOPOLOGIES = [
     Topology(),

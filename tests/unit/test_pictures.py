@@ -16,8 +16,8 @@ from PIL import Image, ImageChops, ImageFont
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 from kombu_binary_delay.export.brief import shorten_key, shorten_words
-from kombu_binary_delay.model.durations import human
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.durations import human
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
 
 GOLDEN = Path(__file__).parent / "pictures"
 HOUR = 3_600_000

@@ -8,8 +8,8 @@ from amqp.serialization import loads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay.admin.raw import joined, raw_copy, split
-from kombu_binary_delay.model.envelope import HEADERS
+from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.operate.raw import joined, raw_copy, split
 from tests.raw_messages import RAW, table
 
 TEXT = st.text(max_size=20)

@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay.amendments.door import AmendingChannel
-from kombu_binary_delay.batching.frames import Messages
-from kombu_binary_delay.received import copy_of
+from kombu_binary_delay.publishing.frames import Messages
+from kombu_binary_delay.wire.received import copy_of
 from tests.unit.test_frames import Wire
 
 #: Those of text and others, and some that do not exist.

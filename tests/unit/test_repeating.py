@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kombu_binary_delay.repeating import Warnings
+from kombu_binary_delay.wire.repeating import Warnings
 
 
 def test_a_warning_is_logged_again_after_an_hour_and_no_sooner(caplog, monkeypatch):

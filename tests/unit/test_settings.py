@@ -3,7 +3,7 @@
 import pytest
 
 from kombu_binary_delay import Settings, SettingsError
-from kombu_binary_delay.model.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
 
 
 def test_no_settings_are_the_defaults():

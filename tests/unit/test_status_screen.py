@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from kombu_binary_delay import Ladder, Topology
-from kombu_binary_delay.admin import (
+from kombu_binary_delay.cli import console, status_screen
+from kombu_binary_delay.operate import (
     AmendmentsStatus,
     LadderStatus,
     Management,
@@ -17,8 +18,7 @@ from kombu_binary_delay.admin import (
     UnreachableError,
     Waiting,
 )
-from kombu_binary_delay.admin.trouble import alarms
-from kombu_binary_delay.cli import console, status_screen
+from kombu_binary_delay.operate.trouble import alarms
 
 TOPOLOGY = Topology()
 

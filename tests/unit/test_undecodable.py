@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_binary_delay.model.envelope import OFFSET
-from kombu_binary_delay.undecodable import decode
+from kombu_binary_delay.ladder.envelope import OFFSET
+from kombu_binary_delay.wire.undecodable import decode
 from tests.raw_messages import RAW, table
 
 #: The start of a header frame's payload, with the size of a body that does not matter here.

@@ -13,7 +13,7 @@ from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from kombu_binary_delay import SettingsError, SSLTransport, Transport, register
-from kombu_binary_delay.compat.urls import for_kombus_transport, is_broker_url
+from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 
 PATH = "kombu_binary_delay:Transport"
 URLS = [

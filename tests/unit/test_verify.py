@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Ladder, Settings, Topology
-from kombu_binary_delay.admin import Management, Snapshot
-from kombu_binary_delay.admin.errors import UnlistedError
-from kombu_binary_delay.admin.fix import absent
-from kombu_binary_delay.admin.remedy import remake
-from kombu_binary_delay.admin.verify import compare, dead_letters, verify
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.journal import stream_part
-from kombu_binary_delay.model.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS
-from kombu_binary_delay.model.parts import Binding, Exchange, Part
+from kombu_binary_delay.ladder.foreign import CELERY, FOREIGN_LADDERS, NSERVICEBUS
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
+from kombu_binary_delay.operate import Management, Snapshot
+from kombu_binary_delay.operate.errors import UnlistedError
+from kombu_binary_delay.operate.fix import absent
+from kombu_binary_delay.operate.remedy import remake
+from kombu_binary_delay.operate.verify import compare, dead_letters, verify
 
 TOPOLOGY = Topology(Ladder.binary(4, 1000))
 TOPOLOGIES = [

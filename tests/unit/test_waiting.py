@@ -18,10 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kombu_binary_delay import Ladder, Topology, admin
-from kombu_binary_delay.admin.waiting import journal, node, script
-from kombu_binary_delay.admin.waiting.journal import level_at
-from kombu_binary_delay.admin.waiting.task import taken_back
+from kombu_binary_delay import Ladder, Topology, operate
 from kombu_binary_delay.amendments.memory import Memory, Verdict
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
@@ -29,8 +26,11 @@ from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
 from kombu_binary_delay.cli.words import exact, moment
 from kombu_binary_delay.journal import events
-from kombu_binary_delay.model.address import Destination
-from kombu_binary_delay.model.identity import names_of
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.operate.waiting import journal, node, script
+from kombu_binary_delay.operate.waiting.journal import level_at
+from kombu_binary_delay.operate.waiting.task import taken_back
 from kombu_binary_delay.web.index import Index
 
 #: When these tests began, in milliseconds since the epoch.
@@ -51,13 +51,13 @@ def a_task(number=1, **given):
         "level": None,
         "source": "node",
     }
-    return admin.WaitingTask(**{**told, **given})
+    return operate.WaitingTask(**{**told, **given})
 
 
 class Found:
     source = "node"
 
-    def __init__(self, *unseen: str, tasks: Iterable[admin.WaitingTask] = ()) -> None:
+    def __init__(self, *unseen: str, tasks: Iterable[operate.WaitingTask] = ()) -> None:
         self._unseen = unseen
         self._tasks = tasks
 
@@ -65,7 +65,7 @@ class Found:
     def complete(self) -> bool:
         return not self._unseen
 
-    def __iter__(self) -> Iterator[admin.WaitingTask]:
+    def __iter__(self) -> Iterator[operate.WaitingTask]:
         return iter(self._tasks)
 
     def unseen(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Whole(Found):
     ids=str,
 )
 def test_a_selection_takes_what_has_all_of_it(select, takes):
-    assert admin.Selection(**select).takes(a_task()) is takes
+    assert operate.Selection(**select).takes(a_task()) is takes
 
 
 def test_a_destination_is_named_with_its_exchange():
@@ -104,18 +104,18 @@ def test_a_destination_is_named_with_its_exchange():
 
 
 def test_the_earliest_are_in_order_and_all_are_counted():
-    passed = admin.Tally(a_task(number) for number in (5, 3, 9, 1, 7))
-    assert [task.due % 10 for task in admin.earliest(passed, 3)] == [1, 3, 5]
+    passed = operate.Tally(a_task(number) for number in (5, 3, 9, 1, 7))
+    assert [task.due % 10 for task in operate.earliest(passed, 3)] == [1, 3, 5]
     assert passed.count == 5
 
 
 def test_tasks_are_counted_by_name_and_by_queue():
     tasks = [a_task(1), a_task(2), a_task(3, name=None, exchange="e")]
-    assert admin.count_by(tasks, "name") == [
-        admin.Count("shop.pay", 2, 1_800_000_000_001, 1_800_000_000_002),
-        admin.Count("", 1, 1_800_000_000_003, 1_800_000_000_003),
+    assert operate.count_by(tasks, "name") == [
+        operate.Count("shop.pay", 2, 1_800_000_000_001, 1_800_000_000_002),
+        operate.Count("", 1, 1_800_000_000_003, 1_800_000_000_003),
     ]
-    assert [(each.value, each.tasks) for each in admin.count_by(tasks, "queue")] == [
+    assert [(each.value, each.tasks) for each in operate.count_by(tasks, "queue")] == [
         ("mail", 2),
         ("e:mail", 1),
     ]
@@ -200,7 +200,7 @@ def test_lists_name_a_message_as_the_consumers_that_amend_it(monkeypatch, proper
         (key.encode(), written._serialize_properties()),  # noqa: SLF001 - as it is sent
     )
 
-    [listed] = admin.from_node("", "/", topology)
+    [listed] = operate.from_node("", "/", topology)
 
     assert listed.id == id_
     assert events.about(properties, "", "mail").get("id") == id_
@@ -216,7 +216,7 @@ def test_a_record_of_amendments_is_no_task_whatever_the_settings_ladder(monkeypa
     record = key.encode(), written._serialize_properties()  # noqa: SLF001 - as it is sent
     show(monkeypatch, f"{topology.prefix}.level-02.1", record, on_the_way(topology, 7_000, 1))
 
-    assert [each.id for each in admin.from_node("", "/", settings)] == ["1"]
+    assert [each.id for each in operate.from_node("", "/", settings)] == ["1"]
 
 
 def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
@@ -239,7 +239,7 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
             yield [b"skip", b"1", b64encode(b"timeout")]
 
     monkeypatch.setattr(node.NodeWaiters, "_run", run)
-    found = admin.from_node("", "/", topology)
+    found = operate.from_node("", "/", topology)
     assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
     assert not found.complete
     assert found.unseen() == (
@@ -271,11 +271,11 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
         reason = reasons[properties["application_headers"]["place"]]
         return reason and Verdict(reason)
 
-    story = admin.story_by_node("", "/", topology, "1", judge)
+    story = operate.story_by_node("", "/", topology, "1", judge)
     assert story.state == state
     assert story.task is not None
     assert story.task.due == BEGIN + left
-    listed = list(admin.from_node("", "/", topology, judge=judge))
+    listed = list(operate.from_node("", "/", topology, judge=judge))
     assert len(listed) == sum(reason in (None, "postponed") for reason in reasons)
 
 
@@ -321,7 +321,7 @@ def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeyp
         told.append({"event": kind, "at": 1, "id": "t", "due": due.get(rest, soon), "state": ended})
     journalled(monkeypatch, *map(json.dumps, told))
 
-    story = admin.story_by_journal(None, Topology(), "t")
+    story = operate.story_by_journal(None, Topology(), "t")
 
     assert (story.state, len(story.events)) == (state, len(kinds))
 
@@ -408,14 +408,14 @@ def test_no_line_of_the_journal_ends_a_listing_or_hides_another(lines):
 
     with pytest.MonkeyPatch.context() as patch:
         journalled(patch, *lines, json.dumps(kept))
-        found = admin.from_journal(None, Topology(), judge=judge)
+        found = operate.from_journal(None, Topology(), judge=judge)
         assert "kept" in [task.id for task in found]
         skipped = read.count(None)
         assert any("cannot be read" in each for each in found.unseen()) == (skipped > 0)
         drawn(output.tasks(list(found), output.task_foot(found, 1, 1)), 200)
         Index(found, hide=False).histogram(0, 2**53, 60)
         for id_ in ("t", "kept"):
-            drawn(output.story(admin.story_by_journal(None, Topology(), id_, judge)), 200)
+            drawn(output.story(operate.story_by_journal(None, Topology(), id_, judge)), 200)
     for event in filter(None, read):
         assert events.from_line(events.to_line(event)) == event
 
@@ -425,7 +425,9 @@ def test_a_page_of_messages_is_read_as_erlang_writes_it(compressed):
     for pairs in ([], [(b"k", b"")], [(b"a.b", b"x" * 1000), (b"", b"\x00")]):
         assert node._pairs(page(*pairs, compressed=compressed)) == pairs  # noqa: SLF001 - its reader
     for wrong in (b"", b"\x83", b"\x83a\x01", b"\x83P\x00\x00\x00\x09no", page((b"k", b""))[:-9]):
-        with pytest.raises(admin.UnreachableError, match="something else than a page of messages"):
+        with pytest.raises(
+            operate.UnreachableError, match="something else than a page of messages"
+        ):
             node._pairs(wrong)  # noqa: SLF001 - its reader
 
 
@@ -480,12 +482,12 @@ def test_without_room_for_temporary_files_a_listing_is_no_fault_of_the_broker(mo
     # It stands for a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:
-        with pytest.raises(admin.OperationError, match=r"temporary database .* SQLITE_TMPDIR"):
-            list(admin.from_journal(None, Topology()))
+        with pytest.raises(operate.OperationError, match=r"temporary database .* SQLITE_TMPDIR"):
+            list(operate.from_journal(None, Topology()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-    with pytest.raises(admin.OperationError, match="no temporary file can be made: No usable"):
-        admin.from_node("true", "/", Topology())
+    with pytest.raises(operate.OperationError, match="no temporary file can be made: No usable"):
+        operate.from_node("true", "/", Topology())
 
 
 def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
@@ -565,7 +567,7 @@ def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked(
     ],
 )
 def test_what_was_recorded_is_said_and_no_more(action, drawing, text):
-    amended = admin.Amended(action, ("x",), 5000, 9000)
+    amended = operate.Amended(action, ("x",), 5000, 9000)
     assert drawn(drawing(amended), 200).splitlines()[0].rstrip() == text
 
 
@@ -591,9 +593,11 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     listed = [hostile, a_task(), a_task(due=2**63 - 1), a_task(name=None, id=None, args=None)]
     foot = output.task_foot(Found("a queue was not read"), 4, 9)
     shown = drawn(output.tasks(listed, foot), width)
-    story = admin.Story(words, "waiting", "node", hostile, (admin.Event(words, 1, state=words),))
+    story = operate.Story(
+        words, "waiting", "node", hostile, (operate.Event(words, 1, state=words),)
+    )
     shown += drawn(output.story(story), width)
-    shown += drawn(output.counts(admin.count_by(listed, "name"), "name", foot), width)
+    shown += drawn(output.counts(operate.count_by(listed, "name"), "name", foot), width)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
     # A line or two for each, and no stairs.
@@ -605,19 +609,19 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
 def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
     places = (Destination("", HOSTILE), Destination(HOSTILE, HOSTILE))
     shown = [
-        output.amended(admin.Amended("cancel", (HOSTILE,), None, 9000)),
-        output.redriven(admin.Redrive(tuple(admin.Parked(each, 1, 1) for each in places), ())),
-        output.plan(admin.Plan(((HOSTILE, 1),))),
+        output.amended(operate.Amended("cancel", (HOSTILE,), None, 9000)),
+        output.redriven(operate.Redrive(tuple(operate.Parked(each, 1, 1) for each in places), ())),
+        output.plan(operate.Plan(((HOSTILE, 1),))),
         output.verification(
-            admin.Verification(
+            operate.Verification(
                 "4.3",
                 HOSTILE,
                 "kbd",
-                (admin.Difference("error", HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+                (operate.Difference("error", HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
             )
         ),
         output.status(
-            admin.Status(0, "4.3", HOSTILE, (), 0, 1, (HOSTILE,), in_relays=((HOSTILE, 1),))
+            operate.Status(0, "4.3", HOSTILE, (), 0, 1, (HOSTILE,), in_relays=((HOSTILE, 1),))
         ),
     ]
     for each in shown:
@@ -635,7 +639,7 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
     ],
 )
 def test_queues_that_are_in_use_are_counted_where_there_are_any(kept, said):
-    shown = drawn(output.pruning(admin.Pruning((), kept, ())), 200)
+    shown = drawn(output.pruning(operate.Pruning((), kept, ())), 200)
     assert shown.splitlines()[0].rstrip() == f"0 queues and 0 exchanges removed{said}"
 
 

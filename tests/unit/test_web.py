@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.admin import Event, OperationError, Story, WaitingTask
-from kombu_binary_delay.admin.text import plain
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.errors import SettingsError
+from kombu_binary_delay.operate import Event, OperationError, Story, WaitingTask
+from kombu_binary_delay.operate.text import plain
 from kombu_binary_delay.web import drawing, guard, pages, passwords
 from kombu_binary_delay.web import plans as web_plans
 from kombu_binary_delay.web.application import application

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.compat.worker_log import line
+from kombu_binary_delay.celery_side.worker_log import line
 
 BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
 

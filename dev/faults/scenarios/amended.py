@@ -31,8 +31,8 @@ from dev.faults.programs import TRANSPORT
 from kombu_binary_delay import Settings
 from kombu_binary_delay.amendments.parts import amendments_part, exchange_name, stream_name
 from kombu_binary_delay.amendments.record import KEY, Cancel
-from kombu_binary_delay.executor import declare
-from kombu_binary_delay.mechanism import mechanism_of
+from kombu_binary_delay.wire.executor import declare
+from kombu_binary_delay.wire.mechanism import mechanism_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

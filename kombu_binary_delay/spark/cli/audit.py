@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kombu_binary_delay.compat.urls import is_broker_url
-from kombu_binary_delay.files import write_file
+from kombu_binary_delay.celery_side.urls import is_broker_url
+from kombu_binary_delay.export.files import write_file
 
 from .before import check_before
 from .progress import following

@@ -21,8 +21,8 @@ from urllib.request import url2pathname
 
 from kombu import Connection
 
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words
-from kombu_binary_delay.compat.urls import check_url, for_kombus_transport, is_broker_url
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words
+from kombu_binary_delay.celery_side.urls import check_url, for_kombus_transport, is_broker_url
 
 from .failures import (
     CANNOT_IMPORT,

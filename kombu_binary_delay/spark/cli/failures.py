@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 
-from kombu_binary_delay.compat.failures import BROKER_ERRORS, in_words, of_this_machine
-from kombu_binary_delay.compat.urls import is_broker_url
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.celery_side.urls import is_broker_url
 from kombu_binary_delay.errors import UnconfirmedError
 
 USAGE, UNREACHABLE = 2, 4

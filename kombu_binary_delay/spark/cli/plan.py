@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kombu_binary_delay.files import write_file
-from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.export.files import write_file
+from kombu_binary_delay.ladder.ladder import Ladder
 from kombu_binary_delay.settings import KEY, Settings
 
 from .before import check_before

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from kombu_binary_delay.export.broker_config import PREFETCH
-from kombu_binary_delay.model.ladder import Ladder
+from kombu_binary_delay.ladder.ladder import Ladder
 from kombu_binary_delay.settings import MAX_LANES
 
 from . import svg

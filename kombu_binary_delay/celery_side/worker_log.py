@@ -1,0 +1,68 @@
+"""One line in the log of a Celery worker that starts: the ladder, the broker and the settings.
+
+It answers "is it on?". Celery's banner names only the broker's URL, which is the same with Kombu's
+own transport. This module must not import Celery: a Kombu program may not have it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import Any
+
+from kombu.log import get_logger
+
+from kombu_binary_delay.ladder.durations import human
+from kombu_binary_delay.ladder.ladder import Ladder
+from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.settings import Settings
+from kombu_binary_delay.wire.mechanism import mechanism_of
+
+logger = get_logger(__name__)
+
+
+def log_at_worker_start() -> None:
+    """Make Celery, if it is loaded, write the line when a worker is ready.
+
+    Each transport calls it as it is made. Celery sends that signal once in the life of a worker,
+    after its connection is made, and never in a program that only publishes.
+    """
+    signals = sys.modules.get("celery.signals")
+    if signals is not None:
+        signals.worker_ready.connect(_ready, dispatch_uid="binary-delay-worker-log")
+
+
+def _ready(sender: Any = None, **_: Any) -> None:
+    client = getattr(sender, "connection", None)
+    connection = getattr(client, "connection", None)
+    mechanism = mechanism_of(connection)
+    if client is None or connection is None or mechanism is None:
+        return
+    settings = Settings.from_transport_options(client.transport_options)
+    version = str(connection.server_properties.get("version", ""))
+    logger.info("%s", line(settings, mechanism.router.topology, version))
+
+
+def line(settings: Settings, topology: Topology, version: str) -> str:
+    """Write what a worker says of its transport.
+
+    :param version: the broker's.
+    """
+    given = [
+        f"{each.name}={value!r}"
+        for each in fields(settings)
+        if (value := getattr(settings, each.name)) != each.default
+    ]
+    return (
+        f"kombu-binary-delay is on: delayed tasks wait on RabbitMQ {version} in "
+        f"{describe(topology)}; settings: {', '.join(given) or 'the defaults'}"
+    )
+
+
+def describe(topology: Topology) -> str:
+    """Describe a ladder: its name, levels, tick and longest delay."""
+    ladder: Ladder = topology.ladder
+    return (
+        f"{topology.queue_type} queues of the ladder {topology.prefix} ({ladder.levels} levels, "
+        f"tick {human(ladder.tick)}, longest delay {human(ladder.maximum)})"
+    )

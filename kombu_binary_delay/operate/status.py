@@ -1,0 +1,357 @@
+"""Count delayed messages, level by level, on every ladder of a namespace; also parked and stuck."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from amqp.exceptions import AccessRefused, RecoverableConnectionError
+
+from kombu_binary_delay.amendments.parts import IDS, stream_name
+from kombu_binary_delay.errors import AmendmentError
+from kombu_binary_delay.ladder.parts import Binding
+from kombu_binary_delay.ladder.recognise import topology_of_name
+from kombu_binary_delay.ladder.topology import QUEUE_TYPES, Topology
+from kombu_binary_delay.settings import Settings
+
+from .management import Management
+from .probe import Probe, ready
+from .reading import Source, sources
+from .snapshot import NOT_UP, Row, Snapshot, arguments, is_held_up, is_up, leaving
+from .trouble import Expected, alarms, missing
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One queue in which messages wait.
+
+    ``level`` is the level that it belongs to; None for a queue that serves one delay only.
+    ``wait`` is how long messages wait in it, and ``latest`` the time after which all its present
+    messages have left the ladder, both in milliseconds. ``leaving`` is how many of its messages are
+    due and about to leave it.
+    """
+
+    queue: str
+    wait: int
+    latest: int
+    messages: int
+    leaving: int
+    trouble: str | None = None
+    level: int | None = None
+
+
+@dataclass(frozen=True)
+class LadderStatus:
+    """One ladder: its queues by their waits, and its messages per second in the last minute."""
+
+    name: str
+    current: bool
+    queues: tuple[Waiting, ...]
+    rate_in: float
+    rate_out: float
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait."""
+        return sum(queue.messages for queue in self.queues)
+
+    def within(self, milliseconds: int) -> tuple[int, int]:
+        """Return how many of them leave within a time: at least, and probably.
+
+        A level bounds how long its messages stay. The probable figure assumes that the remaining
+        times are spread evenly below that.
+        """
+        surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)
+        probably = sum(
+            each.messages * min(1.0, milliseconds / each.latest if each.latest else 1.0)
+            for each in self.queues
+        )
+        return surely, round(probably)
+
+
+@dataclass(frozen=True)
+class AmendmentsStatus:
+    """The amendments recorded for delayed messages.
+
+    :param active: how many ids and keys have active amendments; None if they could not be read.
+    :param lag: time from the broker's confirm of a record until this program read it, in
+        milliseconds; None if it was not measured.
+    """
+
+    active: int | None
+    lag: float | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """One look at a virtual host; ``at`` is in seconds since the epoch.
+
+    ``amendments`` is None if there have been none yet, or they were not read. ``in_relays`` has the
+    relays that hold messages, and how many.
+    """
+
+    at: float
+    broker: str
+    vhost: str
+    ladders: tuple[LadderStatus, ...]
+    parked: int
+    relays: int
+    troubles: tuple[str, ...]
+    amendments: AmendmentsStatus | None = None
+    in_relays: tuple[tuple[str, int], ...] = ()
+
+
+def status(
+    connection: Any,
+    management: Management,
+    topology: Topology,
+    expected: Expected | None = None,
+    amending: Any = None,
+) -> Status:
+    """Return the status of every ladder in the namespace of ``topology``.
+
+    :param connection: a :class:`kombu.Connection`, which counts ready messages exactly; the other
+        values, such as rates, come from the management API and are up to ten seconds old.
+    :param expected: the ladders in use, whose missing parts are reported; by default, ``topology``
+        is in use, and missing parts are not reported.
+    :param amending: a connection by our transport, which reads the amendments and appends a marker
+        to their streams; if you reuse it, it reads them once. None does not read amendments.
+    :raises UnreachableError: if the API does not answer.
+    """
+    snapshot = Snapshot.read(management, rates=True)
+    overview = management.get("overview")
+    mine = [name for name in snapshot.queues if topology.owns(name)]
+    counted = ready(connection, mine)
+    groups: dict[str, list[str]] = defaultdict(list)
+    troubles: list[str] = []
+    relays: dict[str, int] = {}
+    parked: dict[str, int] = {}
+    for name in mine:
+        ladder = ladder_of(topology, name)
+        kind = _kind(topology, name)
+        if kind and not is_up(snapshot.queues[name]):
+            troubles.append(f"{name}: {NOT_UP}")
+        if ladder is not None:
+            groups[ladder].append(name)
+        elif kind == "parking":
+            parked[name] = counted.get(name, 0)
+        elif kind == "poison" and counted.get(name):
+            troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
+        elif kind == "relay":
+            relays[name] = counted.get(name, 0) + leaving(snapshot.queues[name])
+            if is_held_up(snapshot.queues[name]):
+                troubles.append(
+                    f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
+                    f"what it leads to, which is full or does not confirm; no others are held up"
+                )
+    longest = _Longest(topology, snapshot, _sources(topology, snapshot, groups.values()))
+    in_use = {each.prefix for each in (topology, *(expected.lanes if expected else ()))}
+    ladders = [
+        _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
+        for name, queues in groups.items()
+    ]
+    troubles += [
+        f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
+    ]
+    troubles += [
+        f"{count:,} messages are parked: their destination was gone when they were due; "
+        f"see and send them on with '{_redrive(topology, name)}'"
+        for name, count in parked.items()
+        if count
+    ]
+    if overview.get("disable_stats"):
+        troubles.append(
+            "this broker gives no statistics (management_agent.disable_metrics_collector is true): "
+            "levels that are stuck, relays that are full and alarms are not seen"
+        )
+    if expected is not None:
+        troubles[:0] = [*alarms(management), *missing(expected, management, snapshot)]
+    return Status(
+        time.time(),
+        str(overview.get("rabbitmq_version", "")),
+        management.vhost,
+        tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
+        sum(parked.values()),
+        sum(relays.values()),
+        tuple(troubles),
+        _amendments(amending, snapshot),
+        tuple((name, count) for name, count in sorted(relays.items()) if count),
+    )
+
+
+def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
+    if amending is None:
+        return None
+    # ``topology`` may be another system's ladder, with a namespace of its own.
+    namespace = Settings.from_transport_options(amending.transport_options).namespace
+    if stream_name(namespace, IDS) not in snapshot.queues:
+        return None
+    amendments = amending.connection.delay_mechanism.amendments
+    try:
+        amendments.catch_up()
+        # If the broker refuses the marker, the reading ends too.
+        could_read = amendments.is_reading
+        lag = amendments.lag()
+    except (AmendmentError, RecoverableConnectionError):
+        # It does not answer, or has an alarm; the status is still shown.
+        return AmendmentsStatus(None, None)
+    active = len(amendments.memory) if could_read else None
+    return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
+
+
+def ladder_of(topology: Topology, name: str) -> str | None:
+    """Return the ladder of a level's exchange or queue; None for the delivery side."""
+    found = topology_of_name(name)
+    if found is not None:
+        return found.prefix
+    names = {each.name for part in topology.levels for each in part.exchanges}
+    names |= {each.name for part in topology.levels for each in part.queues}
+    return topology.prefix if name in names else None
+
+
+def _kind(topology: Topology, name: str) -> str:
+    """Return the kind of a queue on the delivery side: parking, poison or relay; else ""."""
+    for side in _sides(topology):
+        if name in (side.parking, f"{side.delivery_prefix}.poison"):
+            return name.rpartition(".")[2]
+        relays = (side.exchange_relay_name(""), side.queue_relay_name(""))
+        if name.startswith(relays) and name not in relays:
+            return "relay"
+    return ""
+
+
+def _sides(topology: Topology) -> Iterator[Topology]:
+    """Yield a ladder for each delivery side of a namespace."""
+    for queue_type in QUEUE_TYPES:
+        yield replace(topology, queue_type=queue_type)
+
+
+def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
+    """Return the count of each parking queue of a namespace, by a ladder that parks there.
+
+    The count of a queue that has no leader, or whose node is down, is 0.
+
+    :param connection: a :class:`kombu.Connection`.
+    """
+    found = {}
+    with Probe(connection) as probe:
+        for side in _sides(topology):
+            # RabbitMQ 4.3 refuses to say that a queue does not exist, without a permission for it.
+            with suppress(AccessRefused):
+                # Another system's ladder has none.
+                if side.parking and probe.has_queue(side.parking):
+                    found[side] = probe.ready(side.parking) or 0
+    return found
+
+
+def _redrive(topology: Topology, parking: str) -> str:
+    """Return the command for a parking queue, whatever ladder the settings name."""
+    ladder = next(each for each in _sides(topology) if each.parking == parking)
+    return f"redrive --ladder {ladder.prefix}"
+
+
+def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
+    name: str,
+    queues: Iterable[str],
+    snapshot: Snapshot,
+    counted: Mapping[str, int],
+    longest: _Longest,
+    *,
+    current: bool,
+) -> LadderStatus:
+    waiting = []
+    growth = rate_in = 0.0
+    for queue in queues:
+        row = snapshot.queues[queue]
+        held = leaving(row)
+        source = longest.sources.get(queue)
+        wait, level = (source.wait, source.level) if source else (0, None)
+        if source and source.topology and queue.startswith(f"{source.topology.direct}."):
+            level = None
+        messages = counted.get(queue, 0) + held
+        waiting.append(
+            Waiting(queue, wait, longest.queue(queue), messages, held, _trouble(row, held), level)
+        )
+        growth += _rate(row, "messages_details")
+        # This counts only messages from publishers, not those from the level above.
+        rate_in += _rate(row.get("message_stats") or {}, "publish_details")
+    waiting.sort(key=lambda each: (each.wait, each.queue))
+    return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
+
+
+def _rate(row: Row, name: str) -> float:
+    details = row.get(name) or {}
+    return float(details.get("avg_rate", details.get("rate")) or 0.0)
+
+
+def _trouble(row: Row, held: int) -> str | None:
+    if not is_up(row):
+        return NOT_UP
+    members, online = row.get("members") or (), row.get("online") or ()
+    if members and len(online) * 2 <= len(members):
+        return (
+            f"{len(online)} of its {len(members)} members are online, no majority: "
+            f"what waits in it waits on"
+        )
+    if row.get("consumers"):
+        return f"{row['consumers']} consumers take messages from it before they are due"
+    if is_held_up(row):
+        return (
+            f"{held} messages are due and not taken: what they lead to is gone, full, or does not "
+            f"confirm, and holds up all behind them"
+        )
+    return None
+
+
+def _sources(
+    topology: Topology, snapshot: Snapshot, ladders: Iterable[Sequence[str]]
+) -> dict[str, Source]:
+    """Return the source of each queue of some ladders."""
+    return {
+        each.name: each
+        for queues in ladders
+        for each in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
+    }
+
+
+class _Longest:
+    """The longest way from an exchange to the end of its ladder, in milliseconds.
+
+    It ends where it leaves the ladder: a user's queue, whatever its wait, is a destination.
+    """
+
+    def __init__(
+        self, topology: Topology, snapshot: Snapshot, sources: Mapping[str, Source]
+    ) -> None:
+        self._owns = topology.owns
+        self._live = snapshot
+        self.sources = sources
+        self._found: dict[str, int] = {}
+        self._from: dict[str, list[Binding]] = defaultdict(list)
+        for binding in snapshot.bindings:
+            self._from[binding.source].append(binding)
+
+    def queue(self, name: str) -> int:
+        if name not in self.sources:
+            return 0
+        below = arguments(self._live.queues[name]).get("x-dead-letter-exchange")
+        return self.sources[name].wait + self.exchange(str(below or ""))
+
+    def exchange(self, name: str) -> int:
+        if name not in self._found:
+            self._found[name] = 0  # also if a user has bound a circle
+            self._found[name] = max(
+                (
+                    self.queue(each.destination)
+                    if each.to_queue
+                    else self.exchange(each.destination)
+                    for each in self._from[name]
+                    if self._owns(each.destination)
+                ),
+                default=0,
+            )
+        return self._found[name]

@@ -1,0 +1,772 @@
+"""Publish many messages with a window of outstanding confirms.
+
+Kombu's ``Producer.batch()`` (Kombu 5.7 and later) asks a channel for a :class:`PublishBatch`. It
+also works alone, on any channel of Kombu's ``pyamqp`` transport or a similar one, ours or not. It
+publishes on a separate channel of the user's connection, in confirm mode: the user's channel does
+not change. This module must not import the transport.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
+from threading import RLock
+from typing import Any, Self
+
+import amqp
+from amqp import spec
+from amqp.exceptions import (
+    RecoverableConnectionError,
+)
+
+from kombu_binary_delay.errors import (
+    AddressError,
+    AmendmentError,
+    BinaryDelayError,
+    DelayError,
+    TopologyError,
+    UnconfirmedError,
+)
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.wire.draining import drain, within
+from kombu_binary_delay.wire.mechanism import mechanism_of
+from kombu_binary_delay.wire.undecodable import undecodable
+
+from .confirm import ConfirmChannel
+from .frames import UNWRITABLE, Messages
+
+CONFIRMED = "confirmed"
+NACKED = "nacked"
+RETURNED = "returned"
+UNKNOWN = "unknown"
+DISCARDED = "discarded"
+
+#: The most messages to send at once; fewer if the window is smaller or the messages are large.
+_AT_ONCE = 100
+_AT_ONCE_BYTES = 65536
+#: Later than any due time, in microseconds since the epoch.
+_EVER = 2**63
+#: Why the outcome of a message that the broker has taken is unknown.
+_UNRECORDED = "it was published, but not recorded, so what it supersedes is delivered as well"
+#: The timeout for closing a channel after the broker failed to answer, in seconds.
+_LAST_WORD = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one message of a batch.
+
+    :param tag: the publisher's name for it; None if it has none.
+    :param state: one of
+
+        * ``confirmed``: the broker has taken responsibility for it.
+        * ``nacked``: the broker refused it; a full queue that rejects does so.
+        * ``returned``: it was mandatory, and no queue matched. The broker has dropped it.
+        * ``unknown``: it was sent, but the connection or the channel closed, or the timeout
+          expired, before an answer came, or before what it supersedes was recorded. Another publish
+          may duplicate it.
+        * ``discarded``: it was never sent. Another publish cannot duplicate it.
+
+    :param reply_code: the broker's reply code, if it gave one; otherwise 0.
+    :param reply_text: the broker's reply text, or why the outcome is unknown or discarded.
+    """
+
+    tag: Any
+    state: str
+    reply_code: int = 0
+    reply_text: str = ""
+
+
+class _Pending:
+    """A message that has no outcome yet: buffered, then sent."""
+
+    __slots__ = (
+        "due",
+        "exchange",
+        "mark",
+        "message",
+        "options",
+        "packed",
+        "records",
+        "returned",
+        "routing_key",
+        "sent",
+        "state",
+        "tag",
+        "until",
+    )
+
+    def __init__(
+        self, message: Any, exchange: str, routing_key: str, options: tuple[Any, ...], tag: Any
+    ) -> None:
+        self.message = message
+        self.exchange = exchange
+        self.routing_key = routing_key
+        #: Mandatory, immediate, the write timeout and the confirm timeout in seconds.
+        self.options = options
+        self.tag = tag
+        #: Microseconds since the epoch, if it asks for a delay.
+        self.due: int | None = None
+        #: What to publish instead, and until when: after that, the delay is a tick shorter.
+        self.packed: tuple[dict[str, Any], str, str] | None = None
+        self.until = _EVER
+        self.sent = False
+        #: The records of what it supersedes, to be written when it is confirmed.
+        self.records: list[Any] = []
+        #: The state of its outcome; empty until that is known.
+        self.state = ""
+        #: Identifies it if it is returned: AMQP gives returned messages no number.
+        self.mark: tuple[object, ...] | None = None
+        self.returned: Any = None
+
+    @property
+    def written(self) -> tuple[dict[str, Any], str, str]:
+        """The properties, the exchange and the routing key that are sent."""
+        return self.packed or (self.message.properties, self.exchange, self.routing_key)
+
+    @property
+    def headers(self) -> Any:
+        """The headers that are sent."""
+        return self.written[0].get(HEADERS)
+
+    @property
+    def name(self) -> str:
+        """Its name in errors."""
+        if self.tag is not None:
+            return repr(self.tag)
+        properties = self.message.properties
+        return repr(
+            properties.get("message_id")
+            or properties.get("correlation_id")
+            or f"{self.exchange}/{self.routing_key}"
+        )
+
+
+class PublishBatch:
+    """Publish with up to ``max_size`` confirms outstanding.
+
+    Messages are buffered, up to a hundred, and then sent in one write. The broker confirms them
+    while the next ones are buffered; the batch waits only when ``max_size`` messages are
+    unconfirmed. A delay counts from the call of :meth:`publish`.
+
+    Used alone, it is a context manager: on exit, it flushes (after an exception, it discards) and
+    closes. Use it from several threads only if nothing else uses the connection meanwhile.
+
+    :param channel: the channel to publish on behalf of.
+    :param max_size: the most messages that may be sent and not yet confirmed, and the most that are
+        buffered.
+    :param on_outcome: called with the :class:`Outcome` of each message, from within the methods of
+        the batch. If it is given, a message that was nacked or returned raises no error.
+    :raises TypeError: if the channel is not one of py-amqp.
+    :raises ValueError: if ``max_size`` is not a whole number >= 1.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        max_size: int = 1000,
+        on_outcome: Callable[[Outcome], object] | None = None,
+    ) -> None:
+        if not isinstance(channel, amqp.Channel):
+            raise TypeError(
+                f"a publish batch needs a channel of py-amqp, got {channel!r}; use channel() or "
+                f"default_channel of a kombu.Connection to RabbitMQ"
+            )
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ValueError(f"max_size must be a whole number >= 1, got {max_size!r}")
+        self.channel = channel
+        self.max_size = max_size
+        self._at_once = min(max_size, _AT_ONCE)
+        self._on_outcome = on_outcome
+        self._connection = _alive(channel)
+        mechanism = mechanism_of(self._connection)
+        self._journal = mechanism.journal if mechanism else None
+        #: In microseconds.
+        self._tick = mechanism.router.topology.ladder.tick * 1000 if mechanism else 1
+        self._confirm_channel: ConfirmChannel | None = None
+        self._messages: Any = None
+        #: Whether any message has a confirm timeout.
+        self._is_timed = False
+        self._number = 0
+        self._buffer: deque[_Pending] = deque()
+        self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
+        self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
+        self._to_note: deque[_Pending] = deque()
+        #: The messages that supersede others, in the order in which to record that.
+        self._to_record: deque[_Pending] = deque()
+        self._unreported: deque[tuple[_Pending, Outcome]] = deque()
+        self._unconfirmed: list[tuple[_Pending, Outcome]] = []
+        self._busy = False
+        self._failed: BaseException | None = None
+        self._over = ""
+        self._lock = RLock()
+
+    # -- Kombu's interface ---------------------------------------------------------------------
+
+    def publish(
+        self,
+        message: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        *,
+        tag: Any = None,
+    ) -> None:
+        """Publish a message that the channel's ``prepare_message`` made.
+
+        :param timeout: the write timeout in seconds. Among messages that are sent at once, the
+            shortest counts.
+        :param confirm_timeout: how long to wait for the confirm, in seconds. By default, as long as
+            ``timeout``, or without a limit. Among the messages of a window, the shortest counts.
+        :param tag: your name for the message in its :class:`Outcome`.
+        :raises DelayError, AddressError, TopologyError, AmendmentError: as ``basic_publish``; the
+            message is then not in the batch.
+        :raises UnconfirmedError: if the connection or the channel has closed.
+        :raises RuntimeError: if the batch is closed or discarded.
+        """
+        message = _copied(message)
+        confirm_timeout = confirm_timeout or timeout
+        options = ((mandatory, immediate), timeout, confirm_timeout)
+        pending = _Pending(message, exchange or "", routing_key or "", options, tag)
+        with self._lock:
+            self.check()
+            self._is_timed = self._is_timed or confirm_timeout is not None
+            asked = getattr(self.channel, "asked", None)
+            headers = message.properties.get(HEADERS)
+            if asked and headers:
+                delay = asked(headers)
+                if delay or self.channel.begins_generation(headers):
+                    self._plan(pending, delay or {})
+            self._buffer.append(pending)
+            if pending.records:
+                self._to_record.append(pending)
+            # A callback that publishes while the batch waits must not start a second wait.
+            if len(self._buffer) >= self._at_once and not self._busy:
+                self._send_all()
+            self._report()
+
+    def flush(self) -> None:
+        """Send what is buffered, and wait for all confirms.
+
+        Deliveries and other events of the connection are handled meanwhile.
+
+        :raises UnconfirmedError: if a message since the last flush was nacked or returned, and
+            there is no ``on_outcome``; or if the connection or the channel has closed.
+        """
+        with self._lock:
+            self.check()
+            # Messages that a callback publishes meanwhile are flushed, too.
+            while self._buffer or self._sent:
+                self._send_all()
+                self._wait()
+            self._note()
+            self._report()
+            self._complain()
+
+    def check(self) -> None:
+        """Check that the batch takes messages.
+
+        :raises UnconfirmedError: after an error that has ended it.
+        :raises RuntimeError: after it was closed or discarded.
+        """
+        if self._over:
+            raise RuntimeError(f"the publish batch is {self._over}; make a new one")
+        if self._failed is not None:
+            raise UnconfirmedError(
+                "the publish batch cannot be used after a failure; make a new one"
+            ) from self._failed
+
+    def discard(self) -> None:
+        """Drop what is buffered. Messages that were sent stay sent."""
+        with self._lock:
+            self._over = self._over or "discarded"
+            while self._buffer:
+                self._record(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
+            self._report()
+            self._unconfirmed.clear()
+
+    def close(self) -> None:
+        """Close the channel of the batch.
+
+        :raises UnconfirmedError: if messages were neither flushed nor discarded.
+        """
+        with self._lock:
+            discarded, self._over = self._over == "discarded", "closed"
+            channel, self._confirm_channel = self._confirm_channel, None
+            try:
+                if channel is not None:
+                    self._wait_to_record(channel)
+                    # Confirms may come until the broker has closed it.
+                    self._close(channel)
+            finally:
+                self._record_rest(
+                    "it was not flushed", "the batch was closed before its confirm came"
+                )
+                try:
+                    self._note()
+                finally:
+                    self._report()
+                    if discarded:
+                        self._unconfirmed.clear()
+            self._complain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        try:
+            if exc_type is None:
+                self.flush()
+        finally:
+            self.discard()
+            self.close()
+
+    # -- sending and waiting -------------------------------------------------------------------
+
+    def _plan(self, pending: _Pending, headers: dict[str, Any]) -> None:
+        """Write the delay of a new message, and begin its generation, if it asks for them.
+
+        :param headers: those that ask for a delay.
+        """
+        channel = self.channel
+        try:
+            if headers:
+                pending.message, headers = channel.with_jitter(pending.message, headers)
+            message = pending.message
+            if channel.begins_generation(message.properties.get(HEADERS)):
+                to = Destination(pending.exchange, pending.routing_key)
+                begun = channel.begin_generation(message, headers, to)
+                pending.message, pending.records = begun
+            if headers:
+                now = time.time_ns() // 1000
+                # With a delay of zero, the message is due now, and still loses its header.
+                pending.due = channel.due(pending.message.properties, headers, now) or 0
+                # Raise an error about the message here, not when it is sent.
+                self._pack(pending, now)
+        except BinaryDelayError:
+            raise
+        except BaseException as exc:
+            if self._is_cut_off(exc):
+                self._buffer.append(pending)
+                self._fail(exc)
+            raise
+
+    def _send_all(self) -> None:
+        busy, self._busy = self._busy, True
+        try:
+            while self._buffer:
+                self._fail_if_lost()
+                room = min(self._at_once, len(self._buffer))
+                # These may run callbacks, which can use the batch in any way.
+                self._wait(self.max_size - room)
+                self._make_ready(room)
+                if self._buffer and not self._is_lost():
+                    self._write(self._gather(room))
+                self._note()
+        finally:
+            self._busy = busy
+
+    def _make_ready(self, room: int) -> None:
+        """Open the channel, and rewrite the delays that are shorter by now."""
+        try:
+            if self._buffer:
+                self._open()
+            # Twice: a declaration can take long, and then other delays are shorter, too. Not more
+            # often: if each declaration takes long, that would never end.
+            for _ in range(2):
+                now = time.time_ns() // 1000
+                for pending in [each for each in islice(self._buffer, room) if each.until <= now]:
+                    self._pack_again(pending)
+        except BaseException as exc:
+            if self._is_cut_off(exc):
+                self._fail(exc)
+            # It comes from a callback, and the batch can go on.
+            raise
+
+    def _pack_again(self, pending: _Pending) -> None:
+        # If it is due by now, at least one tick remains: without a delay, RabbitMQ would apply its
+        # expiration.
+        now = min(time.time_ns() // 1000, (pending.due or 0) - 1)
+        try:
+            self._pack(pending, now)
+        except (DelayError, AddressError, TopologyError) as exc:
+            if pending in self._buffer:
+                self._buffer.remove(pending)
+                self._record(pending, DISCARDED, 0, str(exc))
+
+    def _pack(self, pending: _Pending, now: int) -> None:
+        """Write the message's delay."""
+        due = pending.due or 0
+        plan = self.channel.plan(
+            pending.message.properties,
+            due,
+            pending.exchange,
+            pending.routing_key,
+            now,
+            pending.options[2],
+        )
+        ticks = -((now - due) // self._tick)
+        # A callback may have flushed it meanwhile.
+        if not pending.sent:
+            pending.packed = plan.properties, plan.exchange, plan.routing_key
+            # No delay is shorter than one tick.
+            pending.until = due - (ticks - 1) * self._tick if ticks > 1 else _EVER
+
+    def _gather(self, room: int) -> list[_Pending]:
+        """Return the messages to write at once; fewer if they are large."""
+        gathered, unwritable = [], []
+        try:
+            for pending in islice(self._buffer, room):
+                mandatory, _ = flags = pending.options[0]
+                body, written = pending.message.body, pending.written
+                try:
+                    mark = _mark(body, *written) if mandatory else None
+                    hash(mark)
+                    self._messages.add(body, *written, flags)
+                except UNWRITABLE as exc:
+                    unwritable.append((pending, f"it cannot be written: {exc}"))
+                    continue
+                pending.mark = mark
+                gathered.append(pending)
+                if self._messages.size >= _AT_ONCE_BYTES:
+                    break
+        except BaseException:
+            self._messages.clear()
+            raise
+        for pending, reason in unwritable:
+            self._buffer.remove(pending)
+            self._record(pending, DISCARDED, 0, reason)
+        return gathered
+
+    def _write(self, gathered: list[_Pending]) -> None:
+        """Write the gathered messages, the first of the buffer, to the broker."""
+        if not gathered:
+            return
+        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        try:
+            for pending in gathered:
+                self._number += 1
+                self._sent[self._number] = self._buffer.popleft()
+                pending.sent = True
+                if pending.mark is not None:
+                    self._marks.setdefault(pending.mark, deque()).append(pending)
+            with within(self._connection, min(limits)) if limits else nullcontext():
+                self._messages.send()
+        except BaseException as exc:
+            self._give_up(exc)
+            if isinstance(exc, (OSError, amqp.AMQPError)):
+                self._fail(exc)
+            # A time limit, or an interrupt: it must reach the caller.
+            self._end(exc)
+            raise
+        self._to_note.extend(each for each in gathered if each.due is not None)
+
+    def _note(self) -> None:
+        """Write the journal's events and the records of what was sent; this may run callbacks."""
+        while self._to_note:
+            pending = self._to_note.popleft()
+            if self._journal is not None:
+                self._journal.scheduled(*pending.written)
+        done = []
+        while self._to_record and self._to_record[0].state:
+            pending = self._to_record.popleft()
+            if pending.state == CONFIRMED:
+                done.append(pending)
+        if done:
+            self._write_records(done)
+
+    def _write_records(self, done: list[_Pending]) -> None:
+        """Record what confirmed messages supersede; only then is their outcome complete."""
+        try:
+            self.channel.record_generations([each for pending in done for each in pending.records])
+        except BaseException as exc:
+            for pending in done:
+                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
+            mechanism = mechanism_of(self._connection)
+            if mechanism is not None:
+                mechanism.amendments.end_if_unanswered(exc)
+            if self._failed is None and not self._connection.connected:
+                self._fail(exc)
+            if isinstance(exc, AmendmentError):
+                # Only in the outcomes: the caller may be publishing another message.
+                return
+            raise
+        for pending in done:
+            pending.records = []
+            self._record(pending, CONFIRMED)
+
+    def _wait(self, most: int = 0) -> None:
+        """Wait until at most ``most`` of the sent messages are without an answer."""
+        if len(self._sent) <= most:
+            return
+        patience = self._patience()
+        end = None if patience is None else time.monotonic() + patience
+        busy, self._busy = self._busy, True
+        try:
+            while len(self._sent) > most:
+                self._fail_if_lost()
+                left = None if end is None else max(end - time.monotonic(), 0.001)
+                try:
+                    drain(self._connection, left)
+                except TimeoutError:
+                    if end is not None and time.monotonic() < end:
+                        # From a callback.
+                        raise
+                    limit = f"{patience:g} s" if patience else "the connection's read timeout"
+                    self._fail(TimeoutError(f"not all confirms came within {limit}"))
+                except Exception as exc:
+                    # Otherwise it comes from a callback of the user's, and the batch goes on.
+                    if self._is_lost():
+                        self._fail(exc)
+                    raise
+        finally:
+            self._busy = busy
+
+    def _open(self) -> None:
+        if self._confirm_channel is None:
+            channel = ConfirmChannel(self._connection, auto_decode=False)
+            messages = Messages(self._connection, channel.channel_id)
+            self._wait_to_open(channel)
+            channel.on_ack = self._on_ack
+            channel.events["basic_nack"].add(self._on_nack)
+            channel.events["basic_return"].add(self._on_return)
+            if self._confirm_channel is None and not self._over:
+                self._confirm_channel, self._messages = channel, messages
+            else:
+                # A callback has opened one already, or closed the batch.
+                channel.close()
+
+    def _wait_to_open(self, channel: ConfirmChannel) -> None:
+        limits = [each.options[2] for each in self._buffer if each.options[2]]
+        end = time.monotonic() + min(limits, default=0.0)
+        try:
+            with within(self._connection, min(limits)) if limits else nullcontext():
+                channel.open()
+                channel.confirm_select()
+        except TimeoutError:
+            if limits and time.monotonic() < end:
+                # From a callback.
+                raise
+            limit = f"{min(limits):g} s" if limits else "the connection's read timeout"
+            self._fail(TimeoutError(f"the channel was not opened within {limit}"))
+
+    def _close(self, channel: ConfirmChannel) -> None:
+        """Close the channel; wait for that only if the broker may still answer in time."""
+        if channel.connection is None or not self._connection.connected:
+            return
+        limit = self._patience() if self._failed is None else _LAST_WORD
+        channel.is_closing = True
+        try:
+            with within(self._connection, limit) if limit else nullcontext():
+                channel.send_method(spec.Channel.Close, "BsBB", (0, "", 0, 0))
+        except OSError as exc:
+            self._give_up(exc)
+            return
+        if self._failed is None:
+            # If the connection failed, there is nothing left to close.
+            with suppress(OSError, amqp.AMQPError):
+                channel.wait(spec.Channel.CloseOk, timeout=limit)
+
+    def _give_up(self, cause: BaseException) -> None:
+        """End the connection: it is broken, or it is unknown how much was written to it."""
+        connection = self._connection
+        if mechanism_of(connection) is None:
+            connection.collect()
+        else:
+            # This may be in a callback of its consumer, which would wait for nothing.
+            connection.end(RecoverableConnectionError(f"a publish batch was cut off: {cause}"))
+
+    def _wait_to_record(self, channel: ConfirmChannel) -> None:
+        """Wait a moment for the confirms of messages whose records are still to be written."""
+        end = time.monotonic() + _LAST_WORD
+        with suppress(TimeoutError, OSError, amqp.AMQPError):
+            while (
+                self._failed is None
+                and channel.connection is not None
+                and any(each.sent and not each.state for each in self._to_record)
+                and time.monotonic() < end
+            ):
+                drain(self._connection, _LAST_WORD)
+
+    def _patience(self) -> float | None:
+        """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
+        if not self._is_timed:
+            return None
+        return min(
+            (each.options[2] for each in self._sent.values() if each.options[2]), default=None
+        )
+
+    def _is_lost(self) -> bool:
+        gone = self._confirm_channel is not None and self._confirm_channel.connection is None
+        return gone or not self._connection.connected
+
+    def _is_cut_off(self, error: BaseException) -> bool:
+        """Whether an error ends the connection, now or by Kombu, which then connects again."""
+        return self._is_lost() or isinstance(error, RecoverableConnectionError)
+
+    def _fail_if_lost(self) -> None:
+        if self._is_lost():
+            refusal = self._confirm_channel and self._confirm_channel.refusal
+            self._fail(refusal or RecoverableConnectionError("it was closed"))
+
+    def _fail(self, cause: BaseException) -> None:
+        """End the batch, and raise an error that names all unconfirmed messages."""
+        failed = self._end(cause)
+        failed, self._unconfirmed = self._unconfirmed or failed, []
+        raise UnconfirmedError(_complaint(failed), _outcomes(failed)) from cause
+
+    def _end(self, cause: BaseException) -> list[tuple[_Pending, Outcome]]:
+        """End the batch; the outcomes of the sent messages are unknown."""
+        self._failed = cause
+        if not self._connection.connected:
+            self._give_up(cause)
+        reason = str(cause) or type(cause).__name__
+        self._record_rest(f"it was not sent: {reason}", reason)
+        if self._connection.connected and not isinstance(cause, TimeoutError):
+            # Only the channel has closed.
+            with suppress(BinaryDelayError, OSError, amqp.AMQPError):
+                self._note()
+        for pending in self._to_record:
+            if pending.state == CONFIRMED:
+                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
+        self._to_record.clear()
+        failed = [each for each in self._unreported if each[1].state != CONFIRMED]
+        self._report()
+        return failed
+
+    # -- outcomes ------------------------------------------------------------------------------
+
+    def _on_ack(self, number: int, multiple: bool) -> None:
+        for pending in self._answered(number, multiple):
+            returned = pending.returned
+            if returned is None:
+                self._record(pending, CONFIRMED)
+            else:
+                self._record(pending, RETURNED, returned.reply_code, returned.reply_text)
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        for pending in self._answered(number, multiple):
+            self._record(pending, NACKED, 0, "the broker refused it")
+
+    def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
+        """Find the returned message; its ack comes after it."""
+        found = undecodable(message)
+        key: Any = (found and found.routing_key) or routing_key
+        mark = _mark(message.body, message.properties, exchange, key)
+        if found and mark not in self._marks:
+            # Of what was returned, its ids could not be read.
+            mark = next((each for each in self._marks if each[:3] == mark[:3]), mark)
+        waiting = self._marks.get(mark)
+        if not waiting:
+            raise exc
+        # Equal messages without ids differ in their headers, which an exchange may have routed by.
+        headers = message.properties.get(HEADERS)
+        pending = next((each for each in waiting if each.headers == headers), waiting[0])
+        waiting.remove(pending)
+        if not waiting:
+            del self._marks[mark]
+        pending.returned = exc
+        # The user's handlers for messages returned on the channel get this one, too.
+        for handler in list(self.channel.events.get("basic_return") or ()):
+            handler(exc, exchange, routing_key, message)
+
+    def _answered(self, number: int, multiple: bool) -> list[_Pending]:
+        sent = self._sent
+        if not multiple:
+            return [sent.pop(number)] if number in sent else []
+        answered = []
+        for each in list(sent):
+            if each > number:
+                break
+            answered.append(sent.pop(each))
+        return answered
+
+    def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
+        self._unmark(pending)
+        pending.state = state
+        if state == CONFIRMED and (self._on_outcome is None or pending.records):
+            # There is no handler and no callback; or what it supersedes is to be recorded first.
+            return
+        self._unreported.append((pending, Outcome(pending.tag, state, code, text)))
+
+    def _unmark(self, pending: _Pending) -> None:
+        # What was returned has been found by its mark, and is no longer looked for.
+        if pending.mark is None or pending.returned is not None:
+            return
+        waiting = self._marks.get(pending.mark)
+        if waiting and pending in waiting:
+            waiting.remove(pending)
+            if not waiting:
+                del self._marks[pending.mark]
+
+    def _record_rest(self, buffered: str, sent: str) -> None:
+        for pending in self._sent.values():
+            self._record(pending, UNKNOWN, 0, sent)
+        self._sent.clear()
+        while self._buffer:
+            self._record(self._buffer.popleft(), DISCARDED, 0, buffered)
+
+    def _report(self) -> None:
+        while self._unreported:
+            pending, outcome = self._unreported.popleft()
+            if self._on_outcome is not None:
+                self._on_outcome(outcome)
+            elif outcome.state != CONFIRMED and not (
+                # Then the channel's handlers have reported it.
+                outcome.state == RETURNED and self.channel.events.get("basic_return")
+            ):
+                self._unconfirmed.append((pending, outcome))
+
+    def _complain(self) -> None:
+        failed, self._unconfirmed = self._unconfirmed, []
+        if failed:
+            raise UnconfirmedError(_complaint(failed), _outcomes(failed))
+
+
+def _alive(channel: Any) -> Any:
+    if channel.connection is None:
+        raise RecoverableConnectionError("the channel is closed")
+    return channel.connection
+
+
+def _copied(message: Any) -> Any:
+    """Return a message as it is now: callers may use one dict of headers for all of a batch."""
+    copied = amqp.Message(message.body)
+    copied.properties = message.properties.copy()
+    headers = copied.properties.get(HEADERS)
+    if headers is not None:
+        copied.properties[HEADERS] = dict(headers)
+    return copied
+
+
+def _mark(
+    body: Any, properties: dict[str, Any], exchange: str, routing_key: str
+) -> tuple[object, ...]:
+    if isinstance(body, str):
+        # An empty body comes back empty, whatever its encoding.
+        body = body and body.encode(properties.get("content_encoding") or "utf-8")
+    names = (properties.get("message_id"), properties.get("correlation_id"))
+    return (exchange, routing_key, bytes(body or b""), *names)
+
+
+def _outcomes(failed: list[tuple[_Pending, Outcome]]) -> tuple[Outcome, ...]:
+    return tuple(outcome for _, outcome in failed)
+
+
+def _complaint(failed: list[tuple[_Pending, Outcome]]) -> str:
+    named = [
+        f"{pending.name} {outcome.state}"
+        + (f" ({outcome.reply_text})" if outcome.reply_text else "")
+        for pending, outcome in failed[:3]
+    ]
+    if len(failed) > len(named):
+        named.append(f"and {len(failed) - len(named)} more")
+    return f"{len(failed)} messages of the batch were not confirmed: {', '.join(named)}"
