@@ -25,6 +25,8 @@ from .columns import action_of, instant, messages
 SHARES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILES = ("p50", "p90", "p99", "p999")
 _ACCURACY = 10_000
+#: How an audit ends.
+PASSED, FAILED, NOT_JUDGED_YET = "passed", "failed", "not judged yet"
 #: The largest difference between the clocks of two machines, in microseconds, that is accepted.
 _SKEW = 60_000_000
 #: Celery's state of a task that the worker has discarded.
@@ -43,10 +45,12 @@ class Thresholds:
     :param duplicates: tasks that arrived more than once.
     :param late: tasks later than ``late_after``.
     :param unpublished: receipts that say the broker does not have the message.
+    :param ran_after_cancel: tasks that ran though a receipt says that they were cancelled before.
+    :param reschedule_ignored: tasks that ran before the time to which a receipt had moved them.
     :param unknown: tasks whose outcome the journal does not show.
     :param p99: the lateness in seconds that 99 of 100 tasks do not exceed.
-    :param judged: the fewest tasks that must have a verdict other than "unknown"; 0 allows an
-        audit without such a verdict.
+    :param judged: the fewest tasks that must have a verdict other than "unknown" and "still
+        waiting", which are no evidence; 0 allows an audit without such a verdict.
     :raises ValueError: for a threshold that is not a finite number >= 0.
     """
 
@@ -55,6 +59,8 @@ class Thresholds:
     duplicates: float | None = None
     late: float | None = None
     unpublished: float | None = None
+    ran_after_cancel: float | None = 0
+    reschedule_ignored: float | None = 0
     unknown: float | None = None
     p99: float | None = None
     judged: float | None = 1
@@ -107,9 +113,9 @@ def audit(
     # each partition first, and sorts for that, although a partition has one event of a message.
     events = _timed(events.repartition("task_id"), latest)
     # An equal join: before a cross join, Spark does not coalesce the many small partitions.
-    known = _with_cancellations(_tasks(events), receipts)
+    known = _with_amendments(_tasks(events), receipts)
     known = known.join(F.broadcast(ends), F.least("released", F.lit(0)) == F.col("none"))
-    for step in (_amended, _arrived):
+    for step in (_amended, _moved, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
     columns = [each.split()[0] for each in s.VERDICTS.split(", ")]
@@ -157,7 +163,9 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
 
     :returns: ``tasks``, ``verdicts`` (a count each), ``postponed`` (tasks, whatever their verdict),
         ``misdated`` (tasks with an event whose time cannot be right), ``lateness`` (seconds),
-        ``thresholds`` (for each that is set: measured, allowed, passed) and ``passed``.
+        ``thresholds`` (for each that is set: measured, allowed, passed), ``passed`` and
+        ``outcome``: ``"passed"``, ``"failed"`` or, where no task is judged and some still wait,
+        ``"not judged yet"``.
     """
     thresholds = thresholds or Thresholds()
     # One action: if the verdicts are not saved, each action computes them again.
@@ -179,9 +187,11 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
         "duplicates": counted[s.DUPLICATE],
         "late": counted[s.LATE],
         "unpublished": counted[s.NOT_PUBLISHED],
+        "ran_after_cancel": counted[s.RAN_AFTER_CANCEL],
+        "reschedule_ignored": counted[s.RESCHEDULE_IGNORED],
         "unknown": counted[s.UNDECIDED],
         "p99": late["p99"] or 0.0,
-        "judged": sum(counted.values()) - counted[s.UNDECIDED],
+        "judged": sum(counted.values()) - counted[s.UNDECIDED] - counted[s.STILL_WAITING],
     }
     held = {
         name: {
@@ -192,6 +202,10 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
         for name, allowed in asdict(thresholds).items()
         if allowed is not None
     }
+    passed = all(each["passed"] for each in held.values())
+    # Tasks that still wait prove nothing, but may do so later.
+    judges_none = measured["judged"] == 0 and counted[s.STILL_WAITING] > 0
+    is_open = judges_none and not held.get("judged", {"passed": True})["passed"]
     return {
         "tasks": sum(counted.values()),
         "verdicts": counted,
@@ -199,7 +213,8 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
         "misdated": overall["tasks misdated"],
         "lateness": late,
         "thresholds": held,
-        "passed": all(each["passed"] for each in held.values()),
+        "passed": passed,
+        "outcome": NOT_JUDGED_YET if is_open else PASSED if passed else FAILED,
     }
 
 
@@ -276,14 +291,30 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
     )
 
 
-def _with_cancellations(tasks: DataFrame, receipts: DataFrame | None) -> DataFrame:
-    """Add the time at which a receipt says that the task was cancelled, with all its retries."""
+def _with_amendments(tasks: DataFrame, receipts: DataFrame | None) -> DataFrame:
+    """Add what receipts say of amendments: when a task was cancelled, and when and to what it moved.
+
+    A cancellation is of all retries, and a rescheduling of the first try.
+    """
+    moves = "array<struct<at: timestamp_ltz, due: timestamp_ltz>>"
     if receipts is None:
-        return tasks.withColumn("cancelled_at", F.lit(None).cast("timestamp_ltz"))
-    is_cancelled = (action_of(receipts) == s.CANCEL) & (F.col("status") == s.RECORDED)
-    # They are few, and of no retry, so a join costs less than further events.
-    cancelled = receipts.where(is_cancelled).groupBy("task_id")
-    return tasks.join(cancelled.agg(F.min("published_at").alias("cancelled_at")), "task_id", "left")
+        nothing = {"cancelled_at": "timestamp_ltz", "moves": moves}
+        return tasks.withColumns({name: F.lit(None).cast(kind) for name, kind in nothing.items()})
+    action = action_of(receipts)
+    is_move = (action == s.RESCHEDULE) & F.col("due").isNotNull()
+    move = F.struct(F.col("published_at").alias("at"), "due")
+    amended = (
+        receipts.where((action != s.PUBLISH) & (F.col("status") == s.RECORDED))
+        .groupBy("task_id")
+        .agg(
+            F.min(F.when(action == s.CANCEL, F.col("published_at"))).alias("cancelled_at"),
+            F.sort_array(F.collect_list(F.when(is_move, move))).alias("all_moves"),
+        )
+    )
+    # They are few, so a join costs less than further events.
+    known = tasks.join(amended, "task_id", "left")
+    of_first_try = F.when(F.col("retries") == 0, F.col("all_moves"))
+    return known.withColumn("moves", of_first_try).drop("all_moves")
 
 
 def _timed(events: DataFrame, latest: datetime) -> DataFrame:
@@ -455,6 +486,24 @@ def _amended() -> dict[str, Column]:
     }
 
 
+def _moved() -> dict[str, Column]:
+    """Return columns for the time to which a task was rescheduled before it came.
+
+    A task that a consumer got before the rescheduling was recorded runs as it was.
+    """
+    came = F.coalesce("executed_at", F.when(F.col("is_released"), F.col("released_last")))
+    before = F.filter("moves", lambda move: came.isNull() | (move["at"] < came))
+    moved_to = F.when(F.size(before) > 0, F.element_at(before, -1)["due"])
+    # To the microsecond, the ladder rounds to milliseconds.
+    is_soon = F.unix_micros(moved_to) - F.unix_micros(came) > ROUNDING
+    ignored = F.coalesce(is_soon, F.lit(False))
+    return {
+        "reschedule_ignored": ignored,
+        "due": F.when(ignored, F.col("due")).otherwise(F.coalesce(moved_to, "due")),
+        "expected": F.greatest("expected", moved_to),
+    }
+
+
 def _arrived() -> dict[str, Column]:
     """Return columns for the arrival and its lateness."""
     released_at = F.when(~F.col("released_later"), _credible("released_at"))
@@ -513,6 +562,7 @@ def _verdict(late_after: float, patience: float) -> Column:
         F.when(F.col("lateness") < 0, s.EARLY)
         .when(F.col("taken_back"), s.TAKEN_BACK)
         .when(_ran_after_cancel(), s.RAN_AFTER_CANCEL)
+        .when(F.col("reschedule_ignored") & ~F.col("replaced"), s.RESCHEDULE_IGNORED)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
         .when(nothing_came & (_too_little_journal() | F.col("due_unknown")), s.UNDECIDED)
         .when(lost & entered, s.LOST_IN_THE_LADDER)

@@ -65,6 +65,7 @@ VERDICTS = (
     PUT_OFF,
     REPLACED,
     RAN_AFTER_CANCEL,
+    RESCHEDULE_IGNORED,
     UNDECIDED,
 ) = VERDICT_NAMES = (
     "ok",
@@ -79,6 +80,7 @@ VERDICTS = (
     "postponed",
     "replaced",
     "ran after cancel",
+    "reschedule ignored",
     "unknown",
 )
 

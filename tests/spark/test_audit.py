@@ -365,6 +365,62 @@ def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judg
     assert found == {name: each[2] for name, each in planted.items()}
 
 
+def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignored(judge):
+    planted = {
+        # A worker that reads no amendments.
+        "ignored": ([amendment("ignored", 10, s.RESCHEDULE, due=900)], 100.5, 100, False),
+        # As if the journal had lost the event "postponed".
+        "in time": ([amendment("in time", 10, s.RESCHEDULE, due=900)], 901, 100, s.OK),
+        "late": ([amendment("late", 10, s.RESCHEDULE, due=900)], 950, 100, s.LATE),
+        "came first": ([amendment("came first", 102, s.RESCHEDULE, due=900)], 101, 100, s.OK),
+        "not recorded": (
+            [amendment("not recorded", 10, s.RESCHEDULE, s.REFUSED, due=900)],
+            101,
+            100,
+            s.OK,
+        ),
+        "twice": (
+            [amendment("twice", at, s.RESCHEDULE, due=due) for at, due in ((10, 900), (20, 500))],
+            501,
+            100,
+            s.OK,
+        ),
+    }
+    receipts = [receipt(name) for name in planted]
+    receipts += [each for amended, *_ in planted.values() for each in amended]
+    events = [each for name, (_, at, due, _) in planted.items() for each in arrives(name, at, due=due)]
+    events.append(scheduled("waits"))
+    receipts += [receipt("waits"), amendment("waits", 10, s.RESCHEDULE, due=END + 100)]
+    rows = {row.task_id: row for row in judge(receipts, events).collect()}
+    wanted = {name: verdict or s.RESCHEDULE_IGNORED for name, (*_, verdict) in planted.items()}
+    assert {name: rows[name].verdict for name in planted} == wanted
+    assert rows["in time"].lateness == pytest.approx(1)
+    assert rows["twice"].lateness == pytest.approx(1)
+    assert rows["waits"].verdict == s.STILL_WAITING
+
+
+@pytest.mark.parametrize("verdict", [s.RAN_AFTER_CANCEL, s.RESCHEDULE_IGNORED])
+def test_an_amendment_that_came_to_nothing_fails_the_audit(judge, verdict):
+    is_cancel = verdict == s.RAN_AFTER_CANCEL
+    amended = amendment("a", 10, s.CANCEL if is_cancel else s.RESCHEDULE, due=900)
+    verdicts = judge([receipt("a"), amended], arrives("a", 101)).cache()
+    assert [row.verdict for row in verdicts.collect()] == [verdict]
+    summary = summarize(verdicts)
+    name = verdict.replace(" ", "_")
+    assert summary["thresholds"][name] == {"measured": 1, "allowed": 0, "passed": False}
+    assert summary["outcome"] == "failed"
+    assert summarize(verdicts, Thresholds(**{name: 1}))["passed"]
+
+
+def test_what_still_waits_is_not_judged_yet(judge):
+    waiting = [receipt("a", due=END + 10)]
+    summary = summarize(judge(waiting, [scheduled("a", due=END + 10)]))
+    assert summary["verdicts"][s.STILL_WAITING] == 1
+    assert (summary["passed"], summary["outcome"]) == (False, "not judged yet")
+    both = [*arrives("b", 101), scheduled("a", due=END + 10)]
+    assert summarize(judge([*waiting, receipt("b")], both))["outcome"] == "passed"
+
+
 def test_a_receipt_of_a_cancellation_is_of_all_retries(judge):
     events = [*arrives("a", 101), scheduled("a", 150, retries=1, due=200)]
     events += arrives("a", 201, retries=1, due=200)
@@ -629,6 +685,8 @@ def test_thresholds_decide_what_passes(judge):
         "lost": {"measured": 1, "allowed": 0, "passed": False},
         "duplicates": {"measured": 1, "allowed": 1, "passed": True},
         "p99": {"measured": 10, "allowed": 5, "passed": False},
+        "ran_after_cancel": {"measured": 0, "allowed": 0, "passed": True},
+        "reschedule_ignored": {"measured": 0, "allowed": 0, "passed": True},
         "judged": {"measured": 3, "allowed": 1, "passed": True},
     }
     assert not summary["passed"]
