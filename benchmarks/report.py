@@ -9,13 +9,13 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
+from benchmarks.axis import Axis, number
 from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
-from kombu_binary_delay.spark.report.svg import Axis, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

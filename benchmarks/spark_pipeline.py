@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from benchmarks.rig import Row, Scale, in_turns, summary
-from kombu_binary_delay import Ladder
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.plan import plan, summarize
@@ -132,9 +131,7 @@ def _events(spark: SparkSession, rows: int, folder: str) -> DataFrame:
 
 def _reckoned(events: DataFrame, folder: str) -> dict[str, Callable[[], object]]:
     return {
-        "plan": lambda: summarize(
-            plan(events.withColumnRenamed("due", "eta"), Ladder.default())
-        ).collect(),
+        "plan": lambda: summarize(plan(events, columns={"eta": "due"})),
         "audit": lambda: _audit(events).groupBy("verdict").count().collect(),
         "audit, written": lambda: (
             _audit(events).write.mode("overwrite").parquet(f"{folder}/verdicts")

@@ -14,30 +14,25 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
 
-import amqp
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from dev.broker import Broker, BrokerError, VHost
 from dev.processes import Processes
 from dev.worker import Worker, WorkerError
-from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds, audit, lateness
 from kombu_binary_delay.spark.journal import export_journal
-from kombu_binary_delay.spark.plan import Limits, Variant, check, plan, summarize
+from kombu_binary_delay.spark.plan import Limits, check, plan, summarize
 from kombu_binary_delay.spark.publish import Progress, publish
-from kombu_binary_delay.spark.report.figures import figures
-from kombu_binary_delay.spark.report.page import page
-from kombu_binary_delay.spark.report.svg import seconds
+from kombu_binary_delay.spark.report import audit_page, plan_page, seconds
+from kombu_binary_delay.spark.tables import read
 
 REMINDERS = int(os.environ.get("REMINDERS", "40000"))
 #: Two cores publish thousands a second, and execute some 400 when that is done. So that is what
@@ -46,8 +41,6 @@ LEAD = max(30.0, REMINDERS / 1000)  # seconds until the first is due
 SPREAD = max(20.0, REMINDERS / 400)  # seconds over which they are due
 #: Each waits for the broker's confirms of what it writes to the journal, so one alone is slower.
 WORKERS = 2
-EVERY = 5  # seconds: a "minute" of the plan
-ORIGIN = 1_900_000_000.0  # the plan's idea of the start, a whole number of those
 PATIENCE = 600  # seconds after the last one is due
 FOLDER = Path("build", "pipeline-demo")
 _ALIVE = "FAILED: no executor was killed, so nothing is proven"
@@ -67,7 +60,8 @@ class Pipeline:
         """Run the demo; return whether no task was lost or early."""
         self._reminders().write.parquet(self._path("reminders"))
         reminders = self._spark.read.parquet(self._path("reminders"))
-        self._plan(_due(reminders, ORIGIN))
+        start = time.time()
+        self._plan(_due(reminders, start))
         for _ in range(WORKERS):
             Worker(
                 self._processes,
@@ -79,21 +73,18 @@ class Pipeline:
                 "2",
             )
         self.say(f"{WORKERS} workers run; Spark publishes, and one of its executors will be killed")
-        start = -(-time.time() // EVERY) * EVERY
-        with Depths(self._vhost) as depths:
-            publish(
-                _due(reminders, start),
-                job_id="demo",
-                broker=self._vhost.url,
-                app="dev.pipeline_app:app",
-                receipts=self._path("receipts"),
-                slice_rows=max(1000, REMINDERS // 5),
-                on_progress=self._show,
-            )
-            killed = self._died.exists()
-            self.say("all published; an executor was killed on the way" if killed else _ALIVE)
-            self._wait_until_all_is_quiet(start + LEAD + SPREAD)
-        return self._audit(depths.seen, start) and killed
+        publish(
+            _due(reminders, start),
+            job_id="demo",
+            broker=self._vhost.url,
+            app="dev.pipeline_app:app",
+            receipts=self._path("receipts"),
+            on_progress=self._show,
+        )
+        killed = self._died.exists()
+        self.say("all published; an executor was killed on the way" if killed else _ALIVE)
+        self._wait_until_all_is_quiet(start + LEAD + SPREAD)
+        return self._audit() and killed
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -114,19 +105,19 @@ class Pipeline:
         )
 
     def _plan(self, reminders: DataFrame) -> None:
-        ladder = Ladder.default()
-        ladders = [Variant(ladder), Variant(Ladder.binary()), Variant(ladder, horizon=30)]
-        plan(reminders, ladders, every=EVERY).write.parquet(self._path("plan"))
+        plan(reminders).write.parquet(self._path("plan"))
         planned = self._spark.read.parquet(self._path("plan"))
-        summary = summarize(planned, every=EVERY).cache()
-        self.say(f"{'planned':<28}{'hops each':>12}{'hops/s':>10}{'most waiting':>15}")
-        for row in summary.orderBy("ladder").collect():
-            hops = f"{row.hops_per_message:>12.1f}{row.hops_per_second:>10,.0f}"
-            self.say(f"{row.ladder:<28}{hops}{row.waiting:>15,}")
         limits = Limits(waiting=5_000_000)
-        passed = check(summary, limits).where("not passed").isEmpty()
-        outcome = "keep to" if passed else "exceed"
-        self.say(f"these plans {outcome} the limit of {limits.waiting:,} waiting")
+        load = summarize(planned)
+        self.say(
+            f"planned: {load['waiting']:,} wait at most, {load['due_per_second']:,.0f} are due in a "
+            f"second, and the broker carries {load['carries']:,.0f}"
+        )
+        passed = all(verdict["passed"] for verdict in check(load, limits).values())
+        outcome = "keeps to" if passed else "exceeds"
+        self.say(f"the plan {outcome} the limit of {limits.waiting:,} waiting")
+        page = plan_page(planned, limits, load["carries"], "reminders")
+        (self._folder / "plan.html").write_text(page, encoding="utf-8")
 
     def _show(self, progress: Progress) -> None:
         rejected = f", {progress.rejected:,} rejected" if progress.rejected else ""
@@ -148,11 +139,11 @@ class Pipeline:
                 self.say(f"{held:,} messages on the broker")
             said = held
 
-    def _audit(self, seen: list[tuple[datetime, str, int]], start: float) -> bool:
+    def _audit(self) -> bool:
         export_journal(self._spark, self._vhost.url, self._path("journal"))
         judged = audit(
-            self._spark.read.schema(s.RECEIPTS).parquet(self._path("receipts")),
-            self._spark.read.schema(s.JOURNAL).parquet(self._path("journal")),
+            read(self._spark, self._path("receipts"), s.RECEIPTS),
+            read(self._spark, self._path("journal"), s.JOURNAL),
             # The broker is empty, and all that happened is in the journal.
             patience=0,
             until=datetime.now(UTC),
@@ -160,22 +151,9 @@ class Pipeline:
         judged.write.parquet(self._path("verdicts"))
         verdicts = self._spark.read.parquet(self._path("verdicts"))
         lateness(verdicts).write.parquet(self._path("lateness"))
-        depths = self._spark.createDataFrame(seen, "at timestamp, queue string, waiting bigint")
-        # A plan is the same whenever it begins.
-        shift = F.make_dt_interval(secs=F.lit(start - ORIGIN))
-        planned = self._spark.read.parquet(self._path("plan")).withColumn(
-            "minute", F.col("minute") + shift
-        )
-        found = figures(
-            verdicts,
-            thresholds=Thresholds(unknown=0, unpublished=0),
-            plan=planned.where(F.col("ladder") == Ladder.default().name),
-            depths=depths,
-            jobs=["demo"],
-        )
-        summary = found["summary"]
+        page, summary = audit_page(verdicts, Thresholds(unknown=0, unpublished=0), ["demo"])
         (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        (self._folder / "report.html").write_text(page(found), encoding="utf-8")
+        (self._folder / "report.html").write_text(page, encoding="utf-8")
         counts = {name: count for name, count in summary["verdicts"].items() if count}
         self.say("verdicts: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
         late = [summary["lateness"][name] or 0.0 for name in ("p50", "p99", "worst")]
@@ -198,38 +176,6 @@ def _due(reminders: DataFrame, start: float) -> DataFrame:
             "published": F.timestamp_seconds(F.lit(start)),
         }
     )
-
-
-class Depths:
-    """Reads the lengths of the level queues once a second."""
-
-    def __init__(self, vhost: VHost) -> None:
-        self.seen: list[tuple[datetime, str, int]] = []
-        self._vhost = vhost
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        # No reminder waits in a queue of more than the longest delay.
-        longest = int((LEAD + SPREAD + EVERY) * 1000)
-        levels = [
-            queue.name
-            for queue in Topology().whole.queues
-            if queue.wait is not None and queue.wait <= longest
-        ]
-        while not self._end.wait(1):
-            with suppress(OSError, amqp.AMQPError):
-                now = datetime.now(UTC)
-                found = self._vhost.waiting(*levels)
-                self.seen += [(now, name, count) for name, count in found.items()]
 
 
 def session() -> SparkSession:
@@ -284,7 +230,7 @@ def main() -> int:
         del os.environ["PIPELINE_DIES_ONCE"]
         pipeline = Pipeline(processes, broker.vhost(), spark, died)
         pipeline.say(f"RabbitMQ {broker.version} and Spark {spark.version} run; its log: {log}")
-        pipeline.say(f"{REMINDERS:,} reminders, planned on three ladders")
+        pipeline.say(f"{REMINDERS:,} reminders, which need a plan first")
         good = pipeline.run()
     return 0 if good else 1
 

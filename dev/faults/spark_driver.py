@@ -54,7 +54,7 @@ def main(master: str, broker: str, receipts: str, count: str, first: str) -> Non
         app="dev.faults.tasks:app",
         receipts=receipts,
         resume=True,
-        slice_rows=SLICE,
+        slice_seconds=SLICE / RATE,
         max_rate=RATE,
     )
     spark.stop()

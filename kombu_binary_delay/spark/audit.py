@@ -292,7 +292,7 @@ def _events_of_receipts(receipts: DataFrame) -> DataFrame:
 
 
 def _with_amendments(tasks: DataFrame, receipts: DataFrame | None) -> DataFrame:
-    """Add what receipts say of amendments: when a task was cancelled, and when and to what it moved.
+    """Add what receipts say of amendments: when a task was cancelled, and the times it moved to.
 
     A cancellation is of all retries, and a rescheduling of the first try.
     """

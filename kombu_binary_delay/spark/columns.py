@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -19,6 +21,8 @@ _PATTERNS = {
     "timestamp_ltz": r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}",
 }
 _WHOLE = ("int", "bigint")
+#: A time of day without seconds, before its zone.
+_NO_SECONDS = r"^(\s*[^ T]+[ T][0-9]{1,2}:[0-9]{2})(?=\s*[A-Za-z+-])"
 _TIMES = (t.StringType, t.TimestampType, t.TimestampNTZType, t.DateType, t.NullType)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -27,6 +31,78 @@ UNREAD = "_corrupt_record"
 #: The most characters of such a row that are shown.
 _SHOWN = 200
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+#: The columns that a row can have. What a row does is opt-in: many tables have another ``action``.
+ACTION = "action"
+COLUMNS = (
+    "key",
+    "task",
+    "eta",
+    "countdown",
+    "args",
+    "kwargs",
+    "queue",
+    "exchange",
+    "routing_key",
+    "priority",
+    "expires",
+    "headers",
+    ACTION,
+)
+#: The further ones of a plan.
+PLANNED = ("published", "bytes")
+
+
+@dataclass(frozen=True)
+class Used:
+    """Which columns of a table are used.
+
+    :param rows: the table, with these columns under our names.
+    :param used: the table's names of the columns, by ours.
+    :param ignored: the table's other columns.
+    :param misspelt: of these, those that look like one of ours, with that.
+    """
+
+    rows: DataFrame
+    used: dict[str, str]
+    ignored: tuple[str, ...]
+    misspelt: dict[str, str]
+
+    def __str__(self) -> str:
+        named_so = (
+            ours if ours == name else f"{name} as {ours}" for ours, name in self.used.items()
+        )
+        text = f"columns used: {', '.join(named_so)}"
+        if self.ignored:
+            text += f"; ignored: {', '.join(self.ignored)}"
+        return text + "".join(f"; is {name} {ours}?" for name, ours in self.misspelt.items())
+
+
+def use(df: DataFrame, columns: Mapping[str, str] | None = None) -> Used:
+    """Take a table's columns by our names, ignoring case.
+
+    :param columns: the table's name of a column, by ours, where they differ, such as
+        ``{"eta": "next_contact"}``. ``action`` is used only if it is here.
+    :raises ValueError: for a name that is not ours, or a column that is missing or ambiguous.
+    """
+    known, given = (*COLUMNS, *PLANNED), dict(columns or {})
+    used = {}
+    for ours in given:
+        if ours not in known:
+            raise ValueError(f"{ours!r} is no column of a row; known are {', '.join(known)}")
+    for ours in known:
+        name = find(df.columns, given.get(ours, ours))
+        if name is None and ours in given:
+            raise ValueError(f"there is no column {given[ours]!r} for {ours}, only {df.columns}")
+        if name is not None and (ours != ACTION or ours in given):
+            used[ours] = name
+    ignored = tuple(name for name in df.columns if name not in {*used.values(), UNREAD})
+    free = [ours for ours in COLUMNS if ours not in used and ours != ACTION]
+    similar = {name: get_close_matches(name.lower(), free, 1) for name in ignored}
+    rows = [F.col(quoted(name)).alias(ours) for ours, name in used.items()]
+    if UNREAD in df.columns:
+        rows.append(F.col(UNREAD))
+    misspelt = {name: ours[0] for name, ours in similar.items() if ours}
+    return Used(df.select(*rows), used, ignored, misspelt)
 
 
 def find(names: Sequence[str], column: str) -> str | None:
@@ -80,16 +156,19 @@ def tried(df: DataFrame, column: str, kind: str) -> Column:
 
     A plain cast would fail the job in ANSI mode, which is Spark's default.
     """
-    value = F.expr(f"try_cast({_found(df, column)} AS {kind})")
+    value = named(df, column)
     if not isinstance(kind_of(df, column), t.StringType):
-        return value
+        return value.try_cast(kind)
+    if kind == "timestamp_ltz":
+        # Spark takes a zone only after seconds.
+        value = F.regexp_replace(value, _NO_SECONDS, "$1:00")
+    value = value.try_cast(kind)
     if kind in _PATTERNS:
         return F.when(named(df, column).rlike(_PATTERNS[kind]), value)
     if kind in _WHOLE:
         # pandas writes 5.0 where others of the column are missing.
-        number = f"try_cast({_found(df, column)} AS double)"
-        is_whole = tried(df, column, "double") % 1 == 0
-        return F.coalesce(value, F.when(is_whole, F.expr(f"try_cast({number} AS {kind})")))
+        number = tried(df, column, "double")
+        return F.coalesce(value, F.when(number % 1 == 0, number.try_cast(kind)))
     return value
 
 
@@ -129,37 +208,53 @@ def time_of(df: DataFrame, column: str) -> Column:
     return tried(df, column, "timestamp_ltz")
 
 
+def seconds_of(df: DataFrame, column: str) -> Column:
+    """Return an existing column as seconds; null if a value is no number.
+
+    :raises ValueError: names the column, its type and the remedy.
+    """
+    kind = kind_of(df, column)
+    if not isinstance(kind, (t.StringType, t.NumericType, t.NullType)):
+        raise ValueError(
+            f"the column {column} must be a number of seconds, got {kind.simpleString()}; of an "
+            f"interval, use extract(SECOND FROM ...) and further parts, or give eta"
+        )
+    return tried(df, column, "double")
+
+
 def _found(df: DataFrame, column: str) -> str:
     return quoted(find(df.columns, column) or column)
 
 
-def check_needed(names: Sequence[str], key: str) -> None:
+def check_needed(names: Sequence[str]) -> None:
     """Check that the columns that every row needs exist.
 
     With a column ``action``, not every row needs a task and a time.
 
     :raises ValueError: names the missing column.
     """
-    has_action = find(names, "action") is not None
-    for name in (key,) if has_action else (key, "task"):
-        if find(names, name) is None:
-            raise ValueError(f"a column {name!r} is needed, got {list(names)}")
+    has_action = ACTION in names
+    for name in ("key",) if has_action else ("key", "task"):
+        if name not in names:
+            raise ValueError(
+                f"a column {name!r} is needed, got {list(names)}; if it has another name, say so, "
+                f"as by --column {name}=NAME"
+            )
     if not has_action:
         check_time(names)
 
 
-def check_key(schema: t.StructType, key: str) -> None:
+def check_key(schema: t.StructType) -> None:
     """Check the type of the keys, which are made into task ids by their text.
 
     The text of a timestamp, for example, depends on the time zone of the session.
 
     :raises ValueError: names the column, its type and the remedy.
     """
-    kind = schema[find(schema.names, key) or key].dataType
+    kind = schema["key"].dataType
     if not isinstance(kind, (t.StringType, t.NullType, *INTEGERS)):
         raise ValueError(
-            f"the column {key} must be a string or an integer, got {kind.simpleString()}; use "
-            f'cast("string")'
+            f'the key must be a string or an integer, got {kind.simpleString()}; use cast("string")'
         )
 
 
@@ -200,7 +295,7 @@ def due_micros(df: DataFrame, published: Column) -> Column:
     if has(df, "eta"):
         times.append(F.unix_micros(time_of(df, "eta")))
     if has(df, "countdown"):
-        seconds = tried(df, "countdown", "double")
+        seconds = seconds_of(df, "countdown")
         sane = F.when(F.abs(seconds) < 1e12, seconds)  # to Spark, NaN is greater than all numbers
         times.append(published + F.ceil(sane * 1_000_000).cast("bigint"))
     has_one = published.isNotNull()

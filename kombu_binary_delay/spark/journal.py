@@ -27,6 +27,12 @@ from amqp.exceptions import NotFound
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 
 from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
@@ -39,15 +45,11 @@ from . import schema as s
 from .columns import instant
 from .prepare import FIRST, LAST
 from .tables import Place, append, existing, read
-from .versions import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-    limits,
-    load,
-)
 
+try:
+    from pyspark.sql.streaming import datasource as limits
+except ImportError:  # before PySpark 4.2
+    limits = None  # type: ignore[assignment]
 logger = logging.getLogger(__name__)
 
 #: Up to where a stream was read: ``offset``, and ``last``, the :func:`_identity` of the event
@@ -81,7 +83,7 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         folder with the journal's local files.
     """
     if is_broker_url(where):
-        return load(spark, JournalSource, {"broker": where, "namespace": namespace})
+        return _load(spark, {"broker": where, "namespace": namespace})
     place = Place.parse(where)
     if place.form == "parquet" and _has_lines(spark, place.where):
         return _columns(spark.read.schema(_RAW).json(f"{place.where}/journal-*.jsonl*"))
@@ -120,8 +122,13 @@ def export_journal(spark: SparkSession, broker: str, path: str, *, namespace: st
     begun = datetime.now(UTC)
     options = {"broker": broker, "namespace": namespace, **_last(spark, path)}
     # In one partition, so in one file, which exists or not: the last offset implies all others.
-    events = load(spark, JournalSource, options)
+    events = _load(spark, options)
     append(events.unionByName(_complete(events, begun)).coalesce(1), path)
+
+
+def _load(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    spark.dataSource.register(JournalSource)
+    return spark.read.format(FORMAT).options(**options).load()
 
 
 def _complete(events: DataFrame, until: datetime) -> DataFrame:
@@ -297,7 +304,8 @@ class _Stream:
         )
         if not self.may_lose:
             raise RuntimeError(
-                f"{lost}; to go on without it, export to another table, or set failOnDataLoss=false"
+                f"{lost}; to go on without it, export to another table, or as a stream set "
+                f"failOnDataLoss=false"
             )
         logger.warning("%s", lost)
 

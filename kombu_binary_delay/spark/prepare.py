@@ -6,7 +6,9 @@ publishes the same task. This module must not touch a broker.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pyspark.sql import Column, DataFrame, Window
@@ -24,21 +26,27 @@ from .columns import (
     kind_of,
     named,
     readable,
+    seconds_of,
     time_of,
     tried,
     unread_reason,
+    use,
 )
+
+logger = logging.getLogger(__name__)
 
 #: What to do with a row whose due time has passed.
 PAST = ("send", "reject")
-#: The years 1900 to 9999, in microseconds since the epoch. By default, Spark 3.5 refuses to write
-#: earlier times to Parquet; Python has no later ones.
+#: The years 1900 to 9999, in microseconds since the epoch: Python has no later times.
 FIRST, LAST = -2_208_988_800_000_000, 253_402_300_799_999_999
+#: The year 2000: what is due before it has a wrong unit, such as seconds read as milliseconds.
+_DUE_FIRST = 946_684_800_000_000
+_YEARS = "due outside of the years 2000 to 9999"
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
 #: The reasons that apply to amendments, too.
 _OF_KEYS = ("the key is null", "the key is not unique")
-_OF_TIMES = ("eta is not a time", "due outside of the years 1900 to 9999")
+_OF_TIMES = ("eta is not a time", _YEARS)
 #: The values that replace an invalid priority, and text that is not a time.
 _NONE, _UNREAD = -1, 1 - 2**63
 
@@ -57,21 +65,23 @@ def prepare(
     df: DataFrame,
     *,
     job_id: str,
-    key: str = "key",
     ladder: Ladder,
+    columns: Mapping[str, str] | None = None,
     past: str = "send",
     horizon: float | None = None,
 ) -> DataFrame:
     """Return rows in the form that is published, each with the reason why it cannot be, if any.
 
-    :param df: ``key`` (or the column that ``key`` names), ``task``, ``eta`` (timestamp, or its
+    :param df: ``key``, ``task``, ``eta`` (timestamp, or its
         text) or ``countdown`` (seconds); optionally ``args`` and ``kwargs`` (JSON, or arrays, maps
         and structs), ``queue``, ``exchange``, ``routing_key``, ``priority``, ``expires`` (as
         ``eta``) and ``headers`` (JSON, or a map or struct). Column names ignore case. With
-        ``action``, a row can also be ``"cancel"``, which needs a key only, or ``"reschedule"``,
-        which needs a key and ``eta``; null is ``"publish"``. A row with a ``_corrupt_record``,
-        where Spark puts the text of what it cannot read, has that as its reason.
+        ``action``, which ``columns`` must name, a row can also be ``"cancel"``, which needs a key
+        only, or ``"reschedule"``, which needs a key and ``eta``; null is ``"publish"``. A row with
+        a ``_corrupt_record``, where Spark puts the text of what it cannot read, has that as its
+        reason.
     :param ladder: the delays must be in its range.
+    :param columns: see :func:`~kombu_binary_delay.spark.columns.use`.
     :param past: ``"send"`` sends a row whose due time has passed at once; ``"reject"`` rejects it.
     :param horizon: seconds; rows due after it are left for a later run, and their delays are not
         checked yet.
@@ -84,13 +94,17 @@ def prepare(
         raise ValueError(f"past must be one of {PAST}, got {past!r}")
     if horizon is not None:
         check_number("horizon", horizon)
-    check_needed(df.columns, key)
-    check_key(df.schema, key)
+    chosen = use(df, columns)
+    for name, ours in chosen.misspelt.items():
+        logger.warning("the column %s is ignored: is it %s?", name, ours)
+    df = chosen.rows
+    check_needed(df.columns)
+    check_key(df.schema)
     now = time.time_ns() // 1000
     eta = _micros(df, "eta")
     action = named(df, "action").cast("string") if has(df, "action") else _null("string")
     rows = df.select(
-        named(df, key).cast("string").alias("key"),
+        F.col("key").cast("string").alias("key"),
         F.coalesce(action, F.lit(s.PUBLISH)).alias("action"),
         (named(df, "task").cast("string") if has(df, "task") else _null("string")).alias("task"),
         _json(df, "args").alias("args"),
@@ -142,7 +156,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         & ~F.coalesce(F.abs(countdown) < 1e12, F.lit(False)),
         "eta is not a time": _is_unread("eta"),
         "expires is not a time": _is_unread("expires"),
-        "due outside of the years 1900 to 9999": ~F.col("due").between(FIRST, LAST),
+        _YEARS: ~F.col("due").between(_DUE_FIRST, LAST),
         "expires outside of the years 1900 to 9999": ~_is_unread("expires")
         & ~F.col("expires").between(FIRST, LAST),
         "args is not a JSON array": F.col("args").isNotNull()
@@ -154,6 +168,9 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
         "priority is not a whole number from 0 to 255": F.col("priority") == _NONE,
         # Not the difference, which may overflow 64 bits.
         longer: ~F.col("later") & (F.col("due") > now + longest),
+        f"due longer ago than the ladder {ladder.name} reaches": F.col("due") < now - longest,
+        "expires before it is due": ~_is_unread("expires") & (F.col("expires") < F.col("due")),
+        "both queue and exchange": F.col("queue").isNotNull() & F.col("exchange").isNotNull(),
     }
     for name in _NAMES:
         is_long = F.octet_length(name) > s.LONGEST_NAME
@@ -243,7 +260,7 @@ def _seconds(df: DataFrame, column: str) -> Column:
     if not has(df, column):
         return _null("double")
     unread = F.when(named(df, column).isNotNull(), F.lit(float("nan")))
-    return F.coalesce(tried(df, column, "double"), unread)
+    return F.coalesce(seconds_of(df, column), unread)
 
 
 def _priority(df: DataFrame, column: str) -> Column:

@@ -4,8 +4,9 @@ Rows can also cancel or reschedule the tasks of the job: these amendments come f
 
 The rows are staged first: the rows that are published are those that were checked, even if the
 DataFrame gives other rows when it is computed again. Then, slice by slice in the order of the due
-times, a Spark job publishes on the executors and writes the receipts. A retried Spark task leaves
-one receipt per message, and a driver that dies loses the receipts of one slice at most.
+times, a Spark job publishes on the executors and writes the receipts. A slice is some seconds of
+work, by the pace of those before it. A retried Spark task leaves one receipt per message, and a
+driver that dies loses the receipts of one slice at most.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,19 +29,9 @@ from .checks import check_number, check_whole
 from .columns import instant, readable
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
-from .send import Sender, Sent, Target
-from .tables import (
-    Place,
-    append,
-    check_nulls,
-    create,
-    delete_matched,
-    existing,
-    merge,
-    read,
-    reads_once,
-    stage,
-)
+from .send import LOST, Sender, Sent, Target
+from .staging import Staging
+from .tables import Place, append, existing, read
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +41,15 @@ _SENT_COLUMNS = (
     "countdown double, queue string, exchange string, routing_key string, priority int, "
     "expires bigint, headers string, due bigint, action string"
 )
-
+#: The rows of the first slice for each publisher, before the pace is known, and how many times as
+#: large as a slice the next one may be: messages of another kind have another pace.
+_FIRST_ROWS, _GROWTH = 2_000, 4
+#: How long to wait for a broker that has not confirmed anything yet, in seconds.
+_AT_FIRST = 10.0
+#: The most reasons of rejected rows that are counted.
+_REASONS = 10
+#: In place of the status of a receipt: the broker was lost, and the rest has not been sent.
+_UNREACHABLE = "unreachable"
 
 #: What is known of a key by its receipts; times in microseconds since the epoch.
 _DONE = {
@@ -69,6 +68,7 @@ class Progress:
     :param failed: receipts of this run with another status.
     :param remaining: rows still to be published.
     :param rejected: invalid rows, which are not published.
+    :param rejections: the most frequent reasons for that, each with the number of rows.
     :param already: rows with a receipt of an earlier run.
     :param later: rows due beyond the horizon.
     :param seconds: time since the first message.
@@ -94,6 +94,7 @@ class Progress:
     rescheduled: int = 0
     to_cancel: int = 0
     to_reschedule: int = 0
+    rejections: dict[str, int] = field(default_factory=dict)
 
     @property
     def confirmed(self) -> int:
@@ -112,7 +113,7 @@ def publish(
     job_id: str,
     receipts: str,
     broker: str | None = None,
-    key: str = "key",
+    columns: Mapping[str, str] | None = None,
     app: str | None = None,
     settings: dict[str, Any] | None = None,
     rejects: str | None = None,
@@ -122,7 +123,7 @@ def publish(
     horizon: float | None = None,
     past: str = "send",
     publishers: int = 2,
-    slice_rows: int = 200_000,
+    slice_seconds: float = 15.0,
     patience: float = 60.0,
     on_progress: Callable[[Progress], object] | None = None,
 ) -> Progress:
@@ -132,10 +133,14 @@ def publish(
     task id.
 
     :param df: see :func:`~kombu_binary_delay.spark.prepare.prepare` for its columns.
-    :param job_id: the task ids are made from this and the key. Run a job once at a time.
+    :param job_id: the task ids are made from this and the key. A job runs once at a time: a second
+        run waits until it knows whether the first has died, and then goes on, or raises an error.
     :param receipts: the place of a table of the schema ``RECEIPTS``, to which rows are appended:
         a path of Parquet, ``FORMAT:PATH``, or ``table:NAME`` for a table in a catalogue.
     :param broker: the broker's URL; None to use that of ``app``.
+    :param columns: the names of the table's columns by ours, where they differ, such as
+        ``{"key": "customer", "eta": "next_contact"}``. Rows can amend tasks only if ``action`` is
+        among them.
     :param app: ``"module:name"`` of a Celery application that the executors can import.
     :param settings: the transport's settings, as in ``broker_transport_options["binary_delay"]``.
     :param rejects: the place of a table of the schema ``REJECTS``; by default beside the receipts,
@@ -148,98 +153,54 @@ def publish(
         with ``resume``. A longer ``countdown`` is rejected, because each run would leave it.
     :param publishers: how many Spark tasks publish at once. More do not make one small broker
         faster.
-    :param slice_rows: about how many rows are published between two commits of receipts.
-    :param patience: how long an executor waits for an unreachable broker, in seconds.
+    :param slice_seconds: for how long rows are published between two commits of receipts. So much
+        work, by up to four times as many rows where the pace drops, is published again after a
+        driver or an executor has died.
+    :param patience: how long an executor waits for an unreachable broker, in seconds; at most 10
+        before the broker has confirmed anything.
     :param on_progress: called on the driver after each slice.
+    :raises ConnectionError: if the broker is unreachable for longer than the patience.
     :raises ValueError: for an invalid parameter or column.
-    :raises RuntimeError: with speculative execution, which would publish twice; and for a job that
-        has receipts, without ``resume``.
+    :raises RuntimeError: with speculative execution, which would publish twice; for a job that has
+        receipts, without ``resume``; and if another run of the job is at work.
     """
     spark = df.sparkSession
-    _check(spark, job_id, max_rate, publishers, slice_rows)
+    _check(spark, job_id, max_rate, publishers, slice_seconds)
     rate = None if max_rate is None else max_rate / publishers
     target = Target(broker, app, settings, rate, patience)
     ladder = target.ladder()
-    prepared = prepare(df, job_id=job_id, key=key, ladder=ladder, past=past, horizon=horizon)
-    done = _done(spark, receipts, job_id, resume=resume)
-    marked = _compared(prepared, done, target.max_age())
-    fate = (
-        # A published row stays published, even if its due time has passed since.
-        F.when(F.col("already"), "already")
-        .when(F.col("reason").isNotNull(), "rejected")
-        .when(F.col("later"), "later")
-        .otherwise("ready")
-    )
-    marked = marked.withColumn("fate", fate)
+    options: dict[str, Any] = {"columns": columns, "past": past, "horizon": horizon}
+    prepared = prepare(df, job_id=job_id, ladder=ladder, **options)
+
+    def marked() -> tuple[DataFrame, bool]:
+        done = _done(spark, receipts, job_id, resume=resume)
+        rows = _compared(prepared, done, target.max_age())
+        fate = (
+            # A published row stays published, even if its due time has passed since.
+            F.when(F.col("already"), "already")
+            .when(F.col("reason").isNotNull(), "rejected")
+            .when(F.col("later"), "later")
+            .otherwise("ready")
+        )
+        return rows.withColumn("fate", fate), done is not None
+
     if dry_run:
-        return _counted(marked)
-    # Before anything is sent: afterwards, there must be a place for the receipts.
-    none = spark.createDataFrame([], s.RECEIPTS)
-    create(spark, receipts, none.schema)
-    check_nulls(spark, receipts, s.OPTIONAL)
-    # Many rows may be due at the same time, so the slices are cut by the rows' positions.
-    # The amendments come first, because the tasks that they are for may be due soon.
-    order = (F.col("action") == s.PUBLISH, "due", "task_id")
-    placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
-    placed = placed.withColumn("place", F.monotonically_increasing_id())
-    staged, unstage = stage(placed, receipts, job_uuid(job_id))
-    progress = _counted(staged)
-    if progress.rejected:
-        rejected = staged.where("fate = 'rejected'").select(
-            F.lit(job_id).alias("job_id"),
-            # Many readers refuse a whole table with a text that is not UTF-8.
-            *(readable(F.col(name)).alias(name) for name in ("key", "task", "reason")),
-            instant(datetime.now(UTC)).alias("rejected_at"),
+        return _counted(marked()[0])
+    staging = Staging(spark, Place.parse(receipts), job_uuid(job_id), patience)
+    staging.claim()
+    try:
+        rows, is_resumed = marked()
+        progress = _run(
+            rows,
+            _Run(job_id, target, receipts, rejects, publishers, slice_seconds, max_rate),
+            staging,
+            on_progress or (lambda _: None),
+            is_new=not is_resumed,
         )
-        _reject(rejected, rejects or Place.parse(receipts).beside("rejects"))
-    report = on_progress or (lambda _: None)
-    report(progress)
-    once = reads_once(spark, receipts)
-    begin = time.monotonic()
-    for part in _slices(staged.where("fate = 'ready'"), progress.remaining, slice_rows):
-        seen = Observation()
-        why = F.col(_REASON)
-        sent = _sent(part, job_id, target, publishers).observe(
-            seen,
-            *_outcomes(),
-            F.count(why).alias("by_send_task"),
-            *(_count(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
-        )
-        sent = sent.drop(_REASON)
-        if not once:
-            # Spark reads them twice from here, not from the publishers. Not for other tables: an
-            # executor that is lost while the receipts are written would end the job.
-            sent = sent.repartition(publishers)
-        append(sent, receipts)
-        # Over Spark Connect, a server that is busy ends the command without what was observed.
-        counts = Counter(seen.get or _stored(read(spark, receipts, s.RECEIPTS), part, job_id))
-        reasons = [each for place, each in enumerate(REASONS) if counts[f"reason_{place}"]]
-        progress = replace(
-            progress,
-            published=progress.published + counts["published"],
-            cancelled=progress.cancelled + counts["cancelled"],
-            rescheduled=progress.rescheduled + counts["rescheduled"],
-            failed=progress.failed
-            + counts["all"]
-            - sum(counts[each] for each in ("published", "cancelled", "rescheduled")),
-            remaining=progress.remaining - counts["all"],
-            to_cancel=progress.to_cancel - counts["cancels"],
-            to_reschedule=progress.to_reschedule - counts["reschedules"],
-            seconds=time.monotonic() - begin,
-            by_send_task=progress.by_send_task + counts["by_send_task"],
-            reasons=tuple(dict.fromkeys((*progress.reasons, *reasons))),
-        )
-        report(progress)
-    if progress.remaining:
-        raise RuntimeError(
-            f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
-        )
-    unstage()
-    if existing(spark, receipts, s.RECEIPTS) is None:
-        # Nothing was sent to a path that is new. An audit finds that none is missing.
-        append(none, receipts)
-    if done is not None:
-        _forget_failed(spark, receipts, job_id)
+    except BaseException:
+        staging.end()
+        raise
+    staging.drop()
     return progress
 
 
@@ -248,19 +209,119 @@ def _check(
     job_id: str,
     max_rate: float | None,
     publishers: int,
-    slice_rows: int,
+    slice_seconds: float,
 ) -> None:
     if not job_id:
         raise ValueError("job_id must name the job, got an empty one")
     if max_rate is not None:
         check_number("max_rate", max_rate)
-    for name, number in (("publishers", publishers), ("slice_rows", slice_rows)):
-        check_whole(name, number)
+    check_number("slice_seconds", slice_seconds)
+    check_whole("publishers", publishers)
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise RuntimeError(
             "spark.speculation is on: Spark would run slow tasks twice and publish their messages "
             "twice; set it to false for this job"
         )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run of a job is given."""
+
+    job_id: str
+    target: Target
+    receipts: str
+    rejects: str | None
+    publishers: int
+    slice_seconds: float
+    max_rate: float | None
+
+
+def _run(
+    marked: DataFrame,
+    run: _Run,
+    staging: Staging,
+    report: Callable[[Progress], object],
+    *,
+    is_new: bool,
+) -> Progress:
+    spark, job_id = marked.sparkSession, run.job_id
+    if is_new:
+        # Before anything is sent: afterwards, there must be a place for the receipts.
+        append(spark.createDataFrame([], s.RECEIPTS), run.receipts)
+    # Those that are ready come first in each part, so that their places follow each other. The
+    # amendments come before all others, because the tasks that they are for may be due soon.
+    order = (F.col("fate") != "ready", F.col("action") == s.PUBLISH, "due", "task_id")
+    placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
+    staged = staging.store(placed.withColumn("place", F.monotonically_increasing_id()))
+    progress = _counted(staged)
+    if progress.rejected:
+        rejected = staged.where("fate = 'rejected'").select(
+            F.lit(job_id).alias("job_id"),
+            # Many readers refuse a whole table with a text that is not UTF-8.
+            *(readable(F.col(name)).alias(name) for name in ("key", "task", "reason")),
+            instant(datetime.now(UTC)).alias("rejected_at"),
+        )
+        append(rejected, run.rejects or str(Place.parse(run.receipts).beside("rejects")))
+    report(progress)
+    begin = time.monotonic()
+    for part in _slices(staged, run):
+        is_first = not progress.confirmed
+        target = replace(run.target, patience=min(run.target.patience, _AT_FIRST))
+        counts = _publish_slice(part, run, target if is_first else run.target)
+        reasons = [text for place, text in enumerate(REASONS) if counts[f"reason_{place}"]]
+        confirmed = counts["published"] + counts["cancelled"] + counts["rescheduled"]
+        progress = replace(
+            progress,
+            published=progress.published + counts["published"],
+            cancelled=progress.cancelled + counts["cancelled"],
+            rescheduled=progress.rescheduled + counts["rescheduled"],
+            failed=progress.failed + counts["all"] - confirmed,
+            remaining=progress.remaining - counts["all"],
+            to_cancel=progress.to_cancel - counts["cancels"],
+            to_reschedule=progress.to_reschedule - counts["reschedules"],
+            seconds=time.monotonic() - begin,
+            by_send_task=progress.by_send_task + counts["by_send_task"],
+            reasons=tuple(dict.fromkeys((*progress.reasons, *reasons))),
+        )
+        report(progress)
+        if counts["outage"]:
+            raise ConnectionError(
+                f"the broker cannot be reached: {counts['outage']}; {progress.remaining:,} of the "
+                f"job's rows have no receipt: run it again with resume"
+            )
+        staging.renew()
+    if progress.remaining:
+        raise RuntimeError(
+            f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
+        )
+    return progress
+
+
+def _publish_slice(part: DataFrame, run: _Run, target: Target) -> Mapping[str, Any]:
+    """Publish rows, write their receipts, and count the outcomes."""
+    seen = Observation()
+    why = F.col(_REASON)
+    is_lost = F.col("status") == _UNREACHABLE
+    sent = _sent(part, run.job_id, target, run.publishers).observe(
+        seen,
+        *_outcomes(),
+        F.count(why).alias("by_send_task"),
+        F.max(F.when(is_lost, F.col("detail"))).alias("outage"),
+        *(_count(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
+    )
+    sent = sent.where(~is_lost).drop(_REASON)
+    if not Place.parse(run.receipts).is_files:
+        # Some tables read them twice: from here, not from the publishers. Not so files: an
+        # executor that is lost while the receipts are written would end the job.
+        sent = sent.repartition(run.publishers)
+    append(sent, run.receipts)
+    counts = seen.get
+    if not counts:
+        # Over Spark Connect, a server that is busy ends the command without what was observed.
+        receipts = read(part.sparkSession, run.receipts, s.RECEIPTS)
+        counts = {"outage": None, **_stored(receipts, part, run.job_id)}
+    return Counter(counts)
 
 
 def _done(spark: SparkSession, receipts: str, job_id: str, *, resume: bool) -> DataFrame | None:
@@ -332,59 +393,6 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     ).drop(*_DONE)
 
 
-def _reject(rejected: DataFrame, rejects: str | Place) -> None:
-    """Store rejected rows; where the table can merge, they replace those of earlier runs.
-
-    They are appended if the merge fails, perhaps because another job writes.
-    """
-    keys = ["job_id", "key", "task", "reason"]
-    is_merged = False
-    try:
-        # A key may have been given twice, or none at all.
-        is_merged = merge(rejected.dropDuplicates(keys), rejects, keys)
-    except Exception as exc:  # noqa: BLE001 - Java's own errors come as Py4J's
-        logger.warning(
-            "rejects are appended to %s, since their merge failed: %s", rejects, _without_trace(exc)
-        )
-    if not is_merged:
-        append(rejected, rejects)
-
-
-def _forget_failed(spark: SparkSession, receipts: str, job_id: str) -> None:
-    """Delete receipts of failures that a later receipt has replaced, where the table can.
-
-    Receipts are not merged as they are written: reading them publishes, and some formats read what
-    they merge twice; and a merge may fail because another job writes.
-    """
-    of_job = read(spark, receipts, s.RECEIPTS).where(F.col("job_id") == job_id)
-    done = F.col("status").isin(s.PUBLISHED, s.RECORDED)
-    if of_job.where(~done).limit(1).isEmpty():
-        return
-    found = of_job.groupBy("job_id", "key", "action").agg(
-        F.max(done).alias("done"), F.max("published_at").alias("last")
-    )
-    condition = (
-        "t.job_id = s.job_id AND t.key = s.key AND t.action <=> s.action "
-        f"AND t.status NOT IN ('{s.PUBLISHED}', '{s.RECORDED}') "
-        # A rescheduling that was recorded does not replace a later one that failed.
-        f"AND (s.done AND NOT s.action <=> '{s.RESCHEDULE}' OR t.published_at < s.last)"
-    )
-    try:
-        delete_matched(found, receipts, condition)
-    except Exception as exc:  # noqa: BLE001 - as for rejects
-        logger.warning(
-            "the receipts of failures before this run are still in %s, beside those that replace "
-            "them, which an audit understands: %s",
-            receipts,
-            _without_trace(exc),
-        )
-
-
-def _without_trace(exc: Exception) -> str:
-    """Return the text of an error without Java's stack trace."""
-    return str(exc).partition("\n\tat ")[0]
-
-
 def _counted(marked: DataFrame) -> Progress:
     found = marked.groupBy("fate", "action").count().collect()
     counts: Counter[str] = Counter()
@@ -398,22 +406,63 @@ def _counted(marked: DataFrame) -> Progress:
         rejected=counts.get("rejected", 0),
         already=counts.get("already", 0),
         later=counts.get("later", 0),
+        rejections=_rejections(marked) if counts.get("rejected") else {},
     )
 
 
-def _slices(ready: DataFrame, rows: int, slice_rows: int) -> Iterator[DataFrame]:
-    """Yield slices by due time, the earliest first; rows with the same due time go by their id."""
-    if not rows:
-        return
-    number = -(-rows // slice_rows)
-    shares = [index / number for index in range(1, number)]
-    # Spark does not accept an empty list of shares.
-    found = ready.approxQuantile("place", shares, 0.1 / number) if shares else []
-    bounds = sorted({int(at) for at in found})
-    place = F.col("place")
-    for low, high in zip([None, *bounds], [*bounds, None], strict=True):
-        part = ready if low is None else ready.where(place >= low)
-        yield part if high is None else part.where(place < high)
+def _rejections(marked: DataFrame) -> dict[str, int]:
+    # The text of a row that cannot be read is its own.
+    reason = F.regexp_replace("reason", "(the row cannot be read): .*", "$1")
+    rows = marked.where("fate = 'rejected'").groupBy(reason.alias("reason")).count()
+    most = rows.orderBy(F.desc("count"), "reason").limit(_REASONS).collect()
+    return {row["reason"]: row["count"] for row in most}
+
+
+def _slices(staged: DataFrame, run: _Run) -> Iterator[DataFrame]:
+    """Yield slices by due time, the earliest first; rows with the same due time go by their id.
+
+    Each takes about as long as it should, by the pace of the one before, which has been published
+    when the next is asked for.
+    """
+    ready = staged.where("fate = 'ready'")
+    place, is_publish = F.col("place"), F.col("action") == s.PUBLISH
+    # Within a part, places follow each other.
+    runs = ready.groupBy(is_publish.alias("is_publish"), F.shiftright("place", 33).alias("part"))
+    runs_of = runs.agg(F.min("place").alias("first"), F.count("*").alias("rows")).collect()
+    for kind in (False, True):
+        rest = sorted((row["first"], row["rows"]) for row in runs_of if row["is_publish"] is kind)
+        rows = _FIRST_ROWS * run.publishers
+        while rest:
+            if kind and run.max_rate is not None:
+                rows = max(1, min(rows, int(run.max_rate * run.slice_seconds)))
+            low, high, taken = _take(rest, rows)
+            begun = time.monotonic()
+            yield ready.where((is_publish == F.lit(kind)) & (place >= low) & (place < high))
+            rows = _slice_rows(taken, time.monotonic() - begun, run.slice_seconds)
+
+
+def _slice_rows(rows: int, seconds: float, wanted: float) -> int:
+    """Return the rows of the next slice, by the rows and the seconds of the last one."""
+    pace = rows / max(seconds, 0.001)
+    return max(1, int(min(pace * wanted, rows * _GROWTH)))
+
+
+def _take(rest: list[tuple[int, int]], rows: int) -> tuple[int, int, int]:
+    """Take the first of the rows that are left.
+
+    :param rest: the first place and the number of rows of each part; what is taken is removed.
+    :returns: the first place, the one after the last, and how many rows there are.
+    """
+    low, taken, high = rest[0][0], 0, rest[0][0]
+    while rest and taken < rows:
+        first, count = rest[0]
+        part = min(count, rows - taken)
+        taken, high = taken + part, first + part
+        if part == count:
+            rest.pop(0)
+        else:
+            rest[0] = high, count - part
+    return low, high, taken
 
 
 def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> DataFrame:
@@ -421,7 +470,7 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
     Another column has the reason why ``send_task`` made a message, if it did.
     """
-    columns = [each.split()[0] for each in _SENT_COLUMNS.split(", ")]
+    columns = [column.split()[0] for column in _SENT_COLUMNS.split(", ")]
     # By the id, so that a retried Spark task has the same rows.
     rows = part.select(*columns).repartition(publishers, "task_id")
     rows = rows.sortWithinPartitions(F.col("action") == s.PUBLISH, "due")
@@ -430,13 +479,21 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         attempt = context.attemptNumber() if context else 0
-        each = (row for batch in batches for row in batch.to_pylist())
-        for finished in Sender(target).send([each]):
-            reasons = pa.array([each.reason for each in finished], pa.int32())
-            found = receipts_of(finished, job_id, partition, attempt)
-            yield pa.RecordBatch.from_arrays(
-                [*found.columns, reasons], names=[*found.schema.names, _REASON]
+
+        def receipts(finished: list[Sent]) -> pa.RecordBatch:
+            reasons = pa.array([sent.reason for sent in finished], pa.int32())
+            made = receipts_of(finished, job_id, partition, attempt)
+            return pa.RecordBatch.from_arrays(
+                [*made.columns, reasons], names=[*made.schema.names, _REASON]
             )
+
+        rows = (row for batch in batches for row in batch.to_pylist())
+        try:
+            for finished in Sender(target).send([rows]):
+                yield receipts(finished)
+        except LOST as exc:
+            # No error of Spark's, which would try it again and again.
+            yield receipts([Sent({}, None, status=_UNREACHABLE, detail=str(exc))])
 
     return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
 
@@ -446,7 +503,7 @@ def _outcomes() -> list[Column]:
     status, action = F.col("status"), F.col("action")
     amended = status == s.RECORDED
     return [
-        F.count("*").alias("all"),
+        _count(status != _UNREACHABLE).alias("all"),
         _count(status == s.PUBLISHED).alias("published"),
         _count(amended & (action == s.CANCEL)).alias("cancelled"),
         _count(amended & (action == s.RESCHEDULE)).alias("rescheduled"),
@@ -475,17 +532,17 @@ def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int)
     return pa.RecordBatch.from_pydict(
         {
             "job_id": pa.array([job_id] * number, pa.string()),
-            "key": pa.array([each.row.get("key") for each in finished], pa.string()),
-            "task_id": pa.array([each.row.get("task_id") for each in finished], pa.string()),
-            "task": pa.array([each.row.get("task") for each in finished], pa.string()),
-            "queue": pa.array([each.queue for each in finished], pa.string()),
-            "due": pa.array([each.due for each in finished], when),
-            "published_at": pa.array([each.published_at for each in finished], when),
-            "hops": pa.array([each.hops for each in finished], pa.int32()),
+            "key": pa.array([sent.row.get("key") for sent in finished], pa.string()),
+            "task_id": pa.array([sent.row.get("task_id") for sent in finished], pa.string()),
+            "task": pa.array([sent.row.get("task") for sent in finished], pa.string()),
+            "queue": pa.array([sent.queue for sent in finished], pa.string()),
+            "due": pa.array([sent.due for sent in finished], when),
+            "published_at": pa.array([sent.published_at for sent in finished], when),
+            "hops": pa.array([sent.hops for sent in finished], pa.int32()),
             "partition": pa.array([partition] * number, pa.int32()),
             "attempt": pa.array([attempt] * number, pa.int32()),
-            "status": pa.array([each.status for each in finished], pa.string()),
-            "detail": pa.array([each.detail for each in finished], pa.string()),
-            "action": pa.array([each.action for each in finished], pa.string()),
+            "status": pa.array([sent.status for sent in finished], pa.string()),
+            "detail": pa.array([sent.detail for sent in finished], pa.string()),
+            "action": pa.array([sent.action for sent in finished], pa.string()),
         }
     )

@@ -84,12 +84,11 @@ VERDICTS = (
     "unknown",
 )
 
-#: The verdicts of a continuous audit, in a folder for each step.
-FOLLOWED = f"{VERDICTS}, corrected boolean, batch int"
-#: One row per finished step of a continuous audit. Messages whose last due time is before
-#: ``final_to`` have their verdict. The journal is complete between the next two times, and
-#: ``offset`` follows its last event. ``judged`` and ``corrected`` count rows of the step.
-STEPS = (
-    "batch int, final_to timestamp_ltz, complete_from timestamp_ltz, complete_to timestamp_ltz, "
-    "offset bigint, judged bigint, corrected bigint"
+#: The verdicts of a continuous audit: the latest one of a message counts.
+FOLLOWED = f"{VERDICTS}, judged_at timestamp_ltz"
+#: One row for each minute in which something is published or due. ``waiting`` and ``bytes`` are at
+#: the end of the minute, ``most_due`` is the largest second's, and ``hops`` are of what is due.
+PLAN = (
+    "minute timestamp_ltz, published bigint, due bigint, most_due bigint, waiting bigint, "
+    "bytes bigint, hops bigint, beyond bigint, undated bigint"
 )

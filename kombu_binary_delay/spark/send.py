@@ -590,6 +590,10 @@ def _lost() -> tuple[type[BaseException], ...]:
     )
 
 
+#: What ends the sending: the broker is away, or refuses the connection.
+LOST = (*_lost(), amqp.AMQPError, OSError)
+
+
 def _is_refusal(exc: BaseException) -> bool:
     """Return whether the broker closed only the channel, because of a message's properties."""
     return isinstance(exc.__cause__, amqp.ChannelError)

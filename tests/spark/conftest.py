@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).parents[2]
-#: What PySpark before 4.2 warns of: it leaves the sockets open from which it has read rows, and
-#: compares versions by a class that setuptools wants to be rid of.
+#: What PySpark before 4.2 warns of: it leaves the sockets open from which it has read rows.
 OF_OLD_RELEASES = (
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning",
     "ignore:distutils Version classes:DeprecationWarning",

@@ -388,7 +388,9 @@ def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignore
     }
     receipts = [receipt(name) for name in planted]
     receipts += [each for amended, *_ in planted.values() for each in amended]
-    events = [each for name, (_, at, due, _) in planted.items() for each in arrives(name, at, due=due)]
+    events = [
+        each for name, (_, at, due, _) in planted.items() for each in arrives(name, at, due=due)
+    ]
     events.append(scheduled("waits"))
     receipts += [receipt("waits"), amendment("waits", 10, s.RESCHEDULE, due=END + 100)]
     rows = {row.task_id: row for row in judge(receipts, events).collect()}

@@ -7,11 +7,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from kombu_binary_delay import Ladder
+from kombu_binary_delay.spark.columns import use
 from kombu_binary_delay.spark.prepare import prepare, task_id
 
 LADDER = Ladder.binary(levels=16, tick=1000)  # 65,535 s
 SOON = datetime.now(UTC) + timedelta(seconds=36_000)
-EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
+YEARS = "due outside of the years 2000 to 9999"
+LONG_AGO = f"due longer ago than the ladder {LADDER.name} reaches"
 COLUMNS = "key string, task string, eta timestamp, countdown double, args string, kwargs string"
 
 
@@ -20,7 +22,8 @@ def rows(spark, *given):
 
 
 def prepared(df, **options):
-    return prepare(df, **{"job_id": "job", "ladder": LADDER, **options})
+    columns = {"action": "action"} if "action" in df.columns else {}
+    return prepare(df, **{"job_id": "job", "ladder": LADDER, "columns": columns, **options})
 
 
 def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spark):
@@ -44,9 +47,11 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
         (("a", "t", SOON, 10.0), "both eta and countdown"),
         (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
         (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
-        (("a", "t", None, -9e10), "due outside of the years 1900 to 9999"),
-        (("a", "t", EARLIEST), None),
-        (("a", "t", EARLIEST - timedelta(seconds=1)), "due outside of the years 1900 to 9999"),
+        (("a", "t", None, -9e10), f"{YEARS}; {LONG_AGO}"),
+        (("a", "t", None, -65_500.0), None),
+        (("a", "t", None, -65_600.0), LONG_AGO),
+        # Seconds in a column of milliseconds.
+        (("a", "t", datetime.fromtimestamp(1_900_000, UTC)), f"{YEARS}; {LONG_AGO}"),
         (("a", "t", None, 65_536.0), f"longer than the ladder {LADDER.name}"),
         (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
         (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
@@ -203,10 +208,10 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ("timestamp_micros(-9223372036854775808) eta", "due outside of the years 1900 to 9999"),
-        ("timestamp_micros(9223372036854775807) eta", "due outside of the years 1900 to 9999"),
-        ("date_from_unix_date(2147483647) eta", "due outside of the years 1900 to 9999"),
-        ("date_from_unix_date(-2147483648) eta", "due outside of the years 1900 to 9999"),
+        ("timestamp_micros(-9223372036854775808) eta", YEARS),
+        ("timestamp_micros(9223372036854775807) eta", YEARS),
+        ("date_from_unix_date(2147483647) eta", YEARS),
+        ("date_from_unix_date(-2147483648) eta", YEARS),
         ("1 countdown, 1000000000000 priority", "priority is not a whole number from 0 to 255"),
         ("1 countdown, 2.5D priority", "priority is not a whole number from 0 to 255"),
     ],
@@ -220,7 +225,7 @@ def test_columns_are_found_in_whichever_case_and_with_dots_in_the_key(spark):
     df = spark.range(1).selectExpr(
         "7 `k.X`", "'t' TASK", "60 Countdown", "'[1]' ARGS", "'mail' Queue", "3 Priority"
     )
-    [row] = prepared(df, key="k.x").collect()
+    [row] = prepared(df, columns={"key": "k.x"}).collect()
     assert row.reason is None
     found = (row.key, row.task, row.countdown, row.args, row.queue, row.priority)
     assert found == ("7", "t", 60.0, "[1]", "mail", 3)
@@ -264,6 +269,10 @@ def test_native_arrays_maps_and_structs_become_json_with_their_nulls(spark):
         ("'a' key, 't' task", "eta .* or countdown"),
         ("now() key, 't' task, 1 countdown", r'key must be .*timestamp; use cast\("string"\)'),
         ("'a' key, 't' task, 5 eta", "eta must be a timestamp, or text such as .*, got int"),
+        (
+            "'a' key, 't' task, interval 5 minutes countdown",
+            "countdown must be a number of seconds",
+        ),
         ("'a' key, 't' task, 1 countdown, 5 args", "args must be JSON, .* got int"),
         ("'a' key, 't' task, 1 countdown, 'a' Queue, 'b' queue", "'Queue', 'queue'.* case only"),
     ],
@@ -272,3 +281,62 @@ def test_columns_that_cannot_be_are_refused_at_the_call(spark, columns, words):
     df = spark.range(1).selectExpr(*columns.split(", "))
     with pytest.raises(ValueError, match=words):
         prepared(df)
+
+
+def test_a_row_that_contradicts_itself_is_rejected(spark):
+    names = (
+        "key string, task string, eta timestamp, expires timestamp, queue string, exchange string"
+    )
+    hour = timedelta(hours=1)
+    given = [
+        ("a", "t", SOON, SOON - hour, None, None),
+        ("b", "t", SOON, SOON + hour, None, None),
+        ("c", "t", SOON, None, "mail", "news"),
+        ("d", "t", SOON, None, "mail", None),
+    ]
+    found = {row.key: row.reason for row in prepared(spark.createDataFrame(given, names)).collect()}
+    assert found == {
+        "a": "expires before it is due",
+        "b": None,
+        "c": "both queue and exchange",
+        "d": None,
+    }
+
+
+def test_columns_have_other_names_and_a_misspelling_is_noticed(spark, caplog):
+    df = spark.range(1).selectExpr(
+        "7 customer", "'t' task", "60 wait", "'mail' que", "'[1]' arguments", "'cancel' action"
+    )
+    chosen = use(df, {"key": "customer", "countdown": "wait"})
+    assert chosen.used == {"key": "customer", "task": "task", "countdown": "wait"}
+    assert chosen.ignored == ("que", "arguments", "action")
+    assert chosen.misspelt == {"que": "queue", "arguments": "args"}
+    assert str(chosen) == (
+        "columns used: customer as key, task, wait as countdown; ignored: que, arguments, action; "
+        "is que queue?; is arguments args?"
+    )
+    [row] = prepared(df, columns={"key": "customer", "countdown": "wait"}).collect()
+    # An action of the user's own does nothing.
+    assert (row.key, row.action, row.queue, row.reason) == ("7", "publish", None, None)
+    assert "the column que is ignored: is it queue?" in caplog.text
+    for columns, words in (
+        ({"due": "wait"}, "'due' is no column of a row; known are key, task"),
+        ({"eta": "next"}, "no column 'next' for eta"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            use(df, columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [
+        ("2027-03-13 09:00 America/New_York", "2027-03-13T14:00:00"),
+        ("2027-03-15 09:00 America/New_York", "2027-03-15T13:00:00"),
+        # The hour from 2 to 3 does not exist on that day.
+        ("2027-03-14 02:30 America/New_York", "2027-03-14T07:30:00"),
+    ],
+)
+def test_nine_oclock_is_that_of_the_zone_in_the_text(spark, text, due):
+    df = spark.range(1).selectExpr("'a' key", "'t' task", f"'{text}' eta")
+    [row] = prepared(df, ladder=Ladder.default()).collect()
+    assert datetime.fromtimestamp(row.due / 1e6, UTC) == datetime.fromisoformat(f"{due}+00:00")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,10 +14,15 @@ from kombu import Connection, Queue
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from kombu_binary_delay.spark import publish as of_publish
 from kombu_binary_delay.spark import schema as s
+from kombu_binary_delay.spark import staging as of_staging
 from kombu_binary_delay.spark.compiled import HANDLER, REASONS
-from kombu_binary_delay.spark.prepare import task_id
+from kombu_binary_delay.spark.prepare import job_uuid, task_id
 from kombu_binary_delay.spark.publish import Progress, publish
+from kombu_binary_delay.spark.publish import _slice_rows as slice_rows
+from kombu_binary_delay.spark.staging import Staging
+from kombu_binary_delay.spark.tables import PART, Place
 from tests.spark.dying_app import order
 from tests.waits import PATIENCE, wait_until
 
@@ -51,6 +57,11 @@ def run(vhost, receipts):
     return run
 
 
+def amending(df):
+    """A column of actions counts only if it is named."""
+    return {"columns": {"action": "action"}} if "action" in df.columns else {}
+
+
 def to_local(moment):
     """As Spark's rows have it."""
     return datetime.fromtimestamp(moment.timestamp())  # noqa: DTZ006 - so it has no time zone
@@ -72,10 +83,12 @@ def waiting(vhost, count):
 
 
 def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_published_first(
-    spark, reminders, run, receipts, vhost
+    spark, reminders, run, receipts, vhost, monkeypatch
 ):
+    monkeypatch.setattr(of_publish, "_FIRST_ROWS", 200)
+    monkeypatch.setattr(of_publish, "_slice_rows", lambda *_: 200)
     reports: list[Progress] = []
-    progress = run(reminders(500), slice_rows=200, publishers=1, on_progress=reports.append)
+    progress = run(reminders(500), slice_seconds=0.001, publishers=1, on_progress=reports.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
     assert (progress.by_send_task, progress.reasons) == (0, ())
     assert [each.remaining for each in reports] == sorted(
@@ -94,12 +107,72 @@ def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_publish
     assert waiting(vhost, 500) == 500
 
 
-def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run):
+def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run, monkeypatch):
+    monkeypatch.setattr(of_publish, "_FIRST_ROWS", 50)
+    monkeypatch.setattr(of_publish, "_slice_rows", lambda *_: 100)
     remaining = []
     df = reminders(300).withColumn("eta", F.lit(FAR))
-    run(df, slice_rows=100, on_progress=lambda progress: remaining.append(progress.remaining))
-    # About as many as asked for.
-    assert [round(each, -2) for each in remaining] == [300, 200, 100, 0]
+    run(df, on_progress=lambda progress: remaining.append(progress.remaining))
+    assert remaining == [300, 200, 100, 0]
+
+
+def test_a_slice_is_seconds_of_work_and_grows_by_four_times_at_most():
+    assert slice_rows(rows=1000, seconds=10.0, wanted=15) == 1500
+    assert slice_rows(rows=1000, seconds=0.1, wanted=15) == 4000
+    assert slice_rows(rows=1000, seconds=60.0, wanted=15) == 250
+
+
+def test_a_second_run_of_a_job_waits_for_the_first_and_goes_on_only_if_that_has_died(
+    spark, reminders, run, receipts, caplog, monkeypatch
+):
+    """Given: a run that is at work, one that was suspended, and one that died elsewhere."""
+    monkeypatch.setattr(of_staging, "_FRESH", 0.0)
+    place, job = Place.parse(receipts), job_uuid("job")
+    first = Staging(spark, place, job, patience=600.0)
+    first.claim()
+    said = {}
+
+    def start():
+        with pytest.raises(RuntimeError, match="another run of this job is at work") as error:
+            run(reminders(5))
+        said["error"] = str(error.value)
+
+    second = threading.Thread(target=start)
+    second.start()
+    wait_until(lambda: "waiting until" in caplog.text)
+    first.renew()
+    second.join(PATIENCE)
+    assert "run a job once at a time" in said["error"]
+    assert "waiting until" in caplog.text
+
+    # It died, and nobody on this machine knows.
+    monkeypatch.setattr(of_staging, "_VALID", -600.0 + 3)
+    Staging(spark, place, job, 600.0, _owner="elsewhere/1").claim()
+    first.end()
+    assert run(reminders(5)).published == 5
+    # The first wakes up.
+    assert run(reminders(5), resume=True).already == 5
+
+
+def test_of_two_runs_that_begin_at_once_one_publishes(spark, reminders, run, vhost):
+    def start(_):
+        try:
+            return run(reminders(50), resume=True).published
+        except RuntimeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = sorted(pool.map(start, range(2)), key=str)
+    assert outcomes[0] in {0, 50}
+    assert 50 in outcomes
+    assert waiting(vhost, 50) == 50
+
+
+def test_a_broker_that_is_not_there_is_one_error_after_a_moment(reminders, run, monkeypatch):
+    monkeypatch.setattr(of_publish, "_AT_FIRST", 1.0)
+    with pytest.raises(ConnectionError, match=r"cannot be reached: .*refused.* resume") as error:
+        run(reminders(5), broker="amqp://guest:guest@127.0.0.1:1//")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.usefixtures("local_times")
@@ -142,6 +215,7 @@ def test_rejected_rows_have_a_table_of_their_own(spark, reminders, run, receipts
     latin = reminders(1).withColumn("key", F.unhex(F.lit("6be9")).cast("string"))
     progress = run(reminders(5).unionByName(bad).unionByName(latin))
     assert (progress.published, progress.rejected) == (5, 4)
+    assert progress.rejections == {"the key is not unique": 3, "key is not UTF-8": 1}
     # As readers without Spark, which refuse text that is not UTF-8.
     rejects = pq.read_table(f"{receipts}-rejects").to_pylist()
     assert Counter((row["key"], row["reason"]) for row in rejects) == {
@@ -175,7 +249,8 @@ def test_a_run_that_publishes_nothing_leaves_receipts_in_which_there_are_none(
 ):
     progress = run(reminders(5), horizon=60, settings={"journal": "stream"})
     assert (progress.published, progress.later) == (0, 5)
-    assert spark.read.parquet(receipts).schema == spark.createDataFrame([], s.RECEIPTS).schema
+    written = spark.read.parquet(receipts).drop(PART)
+    assert written.schema == spark.createDataFrame([], s.RECEIPTS).schema
     assert read(spark, receipts).count() == 0
     # It is no beginning of a job.
     assert run(reminders(5)).published == 5
@@ -266,21 +341,6 @@ def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
     assert spark.read.schema("key string").parquet(f"{receipts}-staged/*").count() == 0
 
 
-def test_what_another_job_is_writing_to_the_same_tables_stays_there(
-    spark, reminders, run, receipts
-):
-    # As Hadoop's committer does it: a task that is done, of a job that is not.
-    tables = [Path(receipts), Path(f"{receipts}-rejects")]
-    theirs = [table / "_temporary" / "0" / "task_0_m_0" / "part-0.parquet" for table in tables]
-    for file in theirs:
-        file.parent.mkdir(parents=True)
-        file.touch()
-    run(reminders(10).unionByName(reminders(1)))
-    assert [file.exists() for file in theirs] == [True, True]
-    assert read(spark, receipts).count() == 9
-    assert read(spark, f"{receipts}-rejects", s.REJECTS).count() == 2
-
-
 def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     spark, reminders, run, receipts, vhost
 ):
@@ -312,7 +372,7 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
         ({"patience": -1}, "patience must be above 0, .* got -1"),
         ({"patience": float("inf")}, "patience must be .* got inf"),
         ({"publishers": 0}, "publishers must be a whole number of at least 1, got 0"),
-        ({"slice_rows": 2.5}, "slice_rows must be a whole number of at least 1, got 2.5"),
+        ({"slice_seconds": 0}, "slice_seconds must be above 0, .* got 0"),
         ({"past": "drop"}, "past must be one of"),
         ({"settings": {"tik": 1}}, "unknown setting 'tik'"),
     ],

@@ -14,7 +14,6 @@ from docs.generate.__main__ import ROOT, pages
 from docs.generate.benchmarks import RESULTS, figure
 from docs.generate.faults import runs
 from docs.generate.pages import fill
-from kombu_binary_delay.spark.report import measured
 
 FIGURES = sorted(path for path in (ROOT / "docs").glob("**/*.svg") if "_build" not in path.parts)
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages()]
@@ -120,13 +119,6 @@ def test_the_headline_figures_are_those_of_the_recorded_runs(page):
     words = re.sub(r"[\s*]+", " ", (ROOT / page).read_text())
 
     assert [each for each in headlines() if each not in words] == []
-
-
-def test_a_plan_reckons_with_the_recorded_costs_of_a_wait():
-    one, six = (figure("hops", f"ours-{waits}", "cpu_us") for waits in (1, 6))
-
-    assert round(one) == pytest.approx(measured.ONE_WAIT * 1e6)
-    assert round((six - one) / 5) == pytest.approx(measured.FURTHER_WAIT * 1e6)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import click
 
-from .audit import audit, report
-from .failures import explained
-from .follow import audit_follow
-from .journal import journal_export
-from .plan import plan
-from .publish import publish
+from .audit import audit, audit_follow, report
+from .jobs import journal_export, plan, publish
+from .shared import explained
 
 
 @click.group(
@@ -32,5 +29,5 @@ def spark() -> None:
     """Schedule, audit and plan delayed tasks with Spark (needs the extra [spark])."""
 
 
-for each in (plan, publish, journal_export, audit, audit_follow, report):
-    spark.add_command(explained(each))
+for subcommand in (plan, publish, journal_export, audit, audit_follow, report):
+    spark.add_command(explained(subcommand))

@@ -1,29 +1,42 @@
-"""What the subcommands share: options, the session, and what they print.
+"""What the subcommands share: options, the session, errors, and what they print.
 
 PySpark and Rich are imported when a subcommand runs, so that other subcommands do not need them.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
+from kombu import Connection
 
-from .before import here, quiet
-from .failures import is_verbose
+from kombu_binary_delay.celery_side.failures import BROKER_ERRORS, in_words, of_this_machine
+from kombu_binary_delay.celery_side.urls import check_url, for_kombus_transport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import Console
 
 _Limits = TypeVar("_Limits")
-FAILED = 1
+#: Exit codes: a limit is exceeded; it cannot be done as asked; nothing is judged yet; the broker is
+#: away.
+FAILED, USAGE, NOT_YET, UNREACHABLE = 1, 2, 3, 4
+#: Where one of these is set, Spark may run elsewhere.
+_ELSEWHERE = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE")
+#: What the session has unless it is configured otherwise: Spark's own progress, and no log of it.
+_DEFAULTS = {"spark.ui.showConsoleProgress": "true", "spark.log.level": "ERROR"}
 
 
 def _broker_before() -> str | None:
@@ -37,6 +50,13 @@ broker = click.option(
 )
 conf = click.option(
     "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
+)
+columns = click.option(
+    "--column",
+    "columns",
+    metavar="OURS=NAME",
+    multiple=True,
+    help="The table's name of a column, such as eta=next_contact; may be repeated.",
 )
 
 
@@ -52,13 +72,6 @@ namespace = click.option(
     help="The namespace of the ladder.",
 )
 receipts = click.option("--receipts", metavar="TABLE", help="The receipts of the jobs to audit.")
-planned = click.option("--plan", "planned", metavar="TABLE", help="What spark plan has written.")
-depths = click.option(
-    "--depths",
-    metavar="TABLE",
-    help="Depths of queues that were recorded, with the columns at, queue and waiting, to draw "
-    "beside those of --plan.",
-)
 job_id = click.option("--job-id", help="Only the tasks of this job, as the receipts name them.")
 late_after = click.option(
     "--late-after",
@@ -68,6 +81,58 @@ late_after = click.option(
     metavar="SECONDS",
     help="A task that comes so long after it was due is late.",
 )
+patience = click.option(
+    "--patience",
+    type=float,
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A task that has not come and ended so long after it was due is lost: give more than the "
+    "longest run, and the wait in a worker before it.",
+)
+allow = click.option(
+    "--allow",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="Allow so many, or so many seconds, such as duplicates=10 or p99=5. NAME is early, lost, "
+    "duplicates, late, unpublished, ran_after_cancel, reschedule_ignored, unknown or p99; may be "
+    "repeated.",
+)
+
+
+def explained(command: click.Command) -> click.Command:
+    """Add ``--verbose`` to a subcommand; without it, an error is one line, and an exit code."""
+    run: Callable[..., Any] = command.callback or (lambda: None)
+
+    @wraps(run)
+    def explaining(*args: Any, verbose: bool, **given: Any) -> Any:
+        try:
+            return run(*args, **given)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as exc:
+            if verbose:
+                traceback.print_exc()
+            is_away = isinstance(exc, BROKER_ERRORS) and of_this_machine(exc) is None
+            error = click.ClickException(first_line(exc))
+            error.exit_code = UNREACHABLE if is_away else USAGE  # type: ignore[misc]
+            raise error from exc
+
+    command.callback = explaining
+    command.params.append(
+        click.Option(["--verbose"], is_flag=True, help="Show the traceback of an error.")
+    )
+    return command
+
+
+def first_line(exc: BaseException) -> str:
+    """Return what an error says, without the traces of Java and of Python on an executor."""
+    text = str(exc).strip() or type(exc).__name__
+    raised = re.findall(r"(?m)^(?:\S+\.)*\w*(?:Error|Exception): (.+)$", text)
+    is_of_python = "Traceback (most recent call last)" in text
+    lines = [line for line in text.splitlines() if not line.startswith("An error occurred while")]
+    line = raised[-1] if is_of_python and raised else lines[0] if lines else text
+    return line.removeprefix(": ")
 
 
 def check_call(app: str | None = None) -> None:
@@ -93,15 +158,10 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console to print on; where there is no terminal, 120 columns wide."""
     from rich.console import Console  # noqa: PLC0415 - see above
 
-    # Show names literally: Rich must not read markup in them.
-    as_it_is = partial(Console, highlight=False, markup=False, emoji=False, stderr=stderr)
-    made = as_it_is()
-    return made if made.is_terminal else as_it_is(width=120)
-
-
-def error_console() -> Console:
-    """Return the console for what is not the result."""
-    return console(stderr=True)
+    made = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+    if not made.is_terminal:
+        made.width = 120
+    return made
 
 
 @contextmanager
@@ -118,33 +178,54 @@ def local(output: str) -> Path:
 
     :raises click.BadParameter: if it is not on this machine.
     """
-    path = here(output)
-    if path is None:
+    place = urlsplit(output)
+    if place.scheme == "file":
+        return Path(url2pathname(place.path))
+    if len(place.scheme) > 1:  # a drive letter is not a URL scheme
         raise click.BadParameter(
             f"{output!r} is not on this machine, to which the report is written: name a path that "
             f"Spark and this machine both see, and copy it from there",
             param_hint="--output",
         )
-    return path
+    return Path(output)
 
 
-def spark_session(conf: tuple[str, ...]) -> SparkSession:
-    """Return the session, with settings of the form ``KEY=VALUE``."""
+def spark_session(conf: tuple[str, ...], broker: str | None = None) -> SparkSession:
+    """Return the session, with settings of the form ``KEY=VALUE``.
+
+    :param broker: a URL that is checked first, where Spark runs on this machine: the session takes
+        many seconds to start.
+    """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
 
-    from kombu_binary_delay.spark.classic import hush  # noqa: PLC0415 - needs PySpark
-
+    settings = dict(setting.partition("=")[::2] for setting in conf)
+    is_alone = (
+        settings.get("spark.master", "local").startswith("local")
+        and not any(map(os.environ.get, _ELSEWHERE))
+        and "spark.remote" not in settings
+    )
+    if is_alone:
+        if broker is not None:
+            _check_answers(broker)
+        # Not the first python3 in the path: this one has the package.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("kombu-binary-delay")
-    for each in conf:
-        name, _, value = each.partition("=")
+    for name, value in {**(_DEFAULTS if is_alone else {}), **settings}.items():
         builder = builder.config(name, value)
-    if SparkSession.getActiveSession() is None:
-        error_console().print("starting Spark", style="dim")
-    with quiet(conf):
-        session: SparkSession = builder.getOrCreate()
-    if not is_verbose():
-        hush(session)
+    session: SparkSession = builder.getOrCreate()
     return session
+
+
+def _check_answers(url: str) -> None:
+    check_url(url)
+    plain, ssl = for_kombus_transport(url)
+    try:
+        with Connection(plain, ssl=ssl or False, connect_timeout=10) as connection:
+            connection.connect()
+    except BROKER_ERRORS as exc:
+        error = click.ClickException(in_words(exc))
+        error.exit_code = UNREACHABLE  # type: ignore[misc]
+        raise error from exc
 
 
 def check_job(job_id: str | None, receipts: str | None) -> None:
@@ -159,18 +240,22 @@ def limits_of(kind: Callable[..., _Limits], given: tuple[str, ...], **more: floa
     :param more: the limits that hold unless others are given.
     :raises click.UsageError: for a name that is unknown, or a number that is not valid.
     """
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [limit.name for limit in fields(kind)]  # type: ignore[arg-type]
     numbers = dict(more)
-    for each in given:
-        name, _, value = each.partition("=")
+    for name, value in pairs(given).items():
         if name not in known:
             raise click.BadParameter(f"{name!r} is unknown; known are {', '.join(known)}")
         try:
             numbers[name] = float(value)
         except ValueError:
-            raise click.BadParameter(f"{each!r} must be {name}=NUMBER") from None
+            raise click.BadParameter(f"{name}={value} must be {name}=NUMBER") from None
     with usage():
         return kind(**numbers)
+
+
+def pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """Read options of the form ``NAME=VALUE``."""
+    return dict(pair.partition("=")[::2] for pair in given)
 
 
 def given_broker(broker: str | None) -> str:

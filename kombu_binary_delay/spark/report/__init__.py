@@ -1,1 +1,0 @@
-"""One page that people would rather look at than read: plain HTML, charts as inline SVG."""

@@ -1,0 +1,191 @@
+"""A job's own place beside its receipts: the rows that it publishes, and who publishes them.
+
+Two runs of a job must not publish at once. A run signs a *lease* before it begins and after each
+slice. Another run that finds it waits: if the lease is signed again meanwhile, the other run is at
+work, and this one ends; if it is not, the other run has died, and this one goes on. This module
+must not touch a broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from .tables import Place, append, delete, existing
+
+logger = logging.getLogger(__name__)
+
+#: A lease is valid for as long beyond the patience, in seconds: a slice takes less.
+_VALID = 60.0
+#: How long to look for the signature of a run that began at the same time, in seconds.
+_GRACE = 5.0
+#: A lease that has been signed so short a time ago is not signed again, in seconds.
+_FRESH = 30.0
+_LEASES = "run string, owner string, state string, signed double, until double"
+_ASKS, _RUNS, _ENDED = "asks", "runs", "ended"
+
+
+@dataclass
+class Staging:
+    """What a run of a job keeps beside the receipts.
+
+    :param receipts: the place of the receipts.
+    :param job: the UUID of the job.
+    :param patience: how long a slice may wait for the broker, in seconds.
+    """
+
+    session: SparkSession
+    receipts: Place
+    job: UUID
+    patience: float
+    _run: str = field(default_factory=lambda: uuid4().hex)
+    _signed: float = 0.0
+    _owner: str = field(default_factory=lambda: f"{socket.gethostname()}/{os.getpid()}")
+
+    def claim(self) -> None:
+        """Take the lease. It waits where another run has it and may have died.
+
+        :raises RuntimeError: if another run of the job is at work.
+        """
+        self._wait()
+        self._sign(_ASKS)
+        others = self._others()
+        if others and str(others[0]["run"]) < self._run:
+            self._lose(others[0])
+        if others:
+            # It may have looked before we signed.
+            time.sleep(_GRACE)
+            self.check()
+        self._sign(_RUNS)
+
+    def renew(self) -> None:
+        """Sign the lease again, from time to time.
+
+        :raises RuntimeError: if another run has taken it, since this one was suspended for long.
+        """
+        if time.time() > self._signed + _FRESH:
+            self._sign(_RUNS)
+            self.check()
+
+    def check(self) -> None:
+        """Check that no other run is at work.
+
+        :raises RuntimeError: if one is.
+        """
+        for other in self._others():
+            if other["state"] == _RUNS:
+                self._lose(other)
+
+    def end(self) -> None:
+        """Give the lease back, where the run has failed."""
+        self._sign(_ENDED)
+
+    def store(self, df: DataFrame) -> DataFrame:
+        """Store the job's rows, and return them as they are stored.
+
+        :raises ValueError: if the rows are not seen where they were written.
+        """
+        place = self._place("rows")
+        seen = Observation()
+        df = df.observe(seen, F.count("*").alias("rows"))
+        if place.is_table:
+            df.write.mode("overwrite").saveAsTable(place.where)
+            stored = self.session.table(place.where)
+        else:
+            df.write.mode("overwrite").parquet(place.where)
+            stored = self.session.read.schema(df.schema).parquet(place.where)
+        # Over Spark Connect, a server that is busy ends the command without what was observed.
+        written, there = seen.get.get("rows"), stored.count()
+        if written not in (there, None):
+            raise ValueError(
+                f"of {written:,} rows that Spark has written to {place.where}, {there:,} are "
+                f"there: name a place that the driver and all executors see as one, such as one "
+                f"of HDFS or S3"
+            )
+        return stored
+
+    def drop(self) -> None:
+        """Delete all that the job's runs have kept here."""
+        if self.receipts.is_table:
+            for what in ("rows", "lease"):
+                delete(self.session, self._place(what))
+        else:
+            delete(self.session, self._place(""))
+
+    def _place(self, what: str) -> Place:
+        if self.receipts.is_table:
+            return self.receipts.beside(f"{what}_{self.job.hex}")
+        return Place("parquet", f"{self.receipts.beside('staged').where}/{self.job}/{what}")
+
+    def _sign(self, state: str) -> None:
+        self._signed = now = time.time()
+        row = (self._run, self._owner, state, now, now + _VALID + self.patience)
+        append(self.session.createDataFrame([row], _LEASES).coalesce(1), self._place("lease"))
+
+    def _others(self) -> list[dict[str, Any]]:
+        """Return the last signature of each other run that may be alive, by name."""
+        table = existing(self.session, self._place("lease"), _LEASES)
+        if table is None:
+            return []
+        last: dict[str, dict[str, Any]] = {}
+        for row in table.orderBy("signed").collect():
+            last[row["run"]] = row.asDict()
+        now = time.time()
+        return [
+            lease
+            for run, lease in sorted(last.items())
+            if run != self._run
+            and lease["state"] != _ENDED
+            and lease["until"] > now
+            and not _has_died(lease["owner"])
+        ]
+
+    def _wait(self) -> None:
+        others = self._others()
+        if not others:
+            return
+        first = max(others, key=lambda other: other["until"])
+        logger.warning(
+            "the job is published by another run, %s; waiting until %s to see whether it has died",
+            first["owner"],
+            _clock(first["until"]),
+        )
+        while others:
+            for other in others:
+                if other["signed"] > first["signed"]:
+                    self._lose(other)
+            time.sleep(1)
+            others = self._others()
+
+    def _lose(self, other: dict[str, Any]) -> None:
+        raise RuntimeError(
+            f"another run of this job is at work, {other['owner']}, and has said so at "
+            f"{_clock(other['signed'])}: run a job once at a time"
+        )
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} UTC"
+
+
+def _has_died(owner: str) -> bool:
+    """Return whether a process of this machine has ended."""
+    host, _, process = owner.rpartition("/")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
