@@ -115,7 +115,9 @@ def _svg(chart: alt.Chart) -> str:
             domainColor=COLOURS["--rule"],
             tickColor=COLOURS["--rule"],
         ),
-        legend=alt.LegendConfig(labelColor=COLOURS["--dim"], labelFontSize=12, symbolSize=200),
+        legend=alt.LegendConfig(
+            labelColor=COLOURS["--dim"], labelFontSize=12, symbolSize=200, columnPadding=36
+        ),
     )
     svg: str = vl_convert.vegalite_to_svg(made.to_dict())
     # The page's own colours, which are others in the dark.

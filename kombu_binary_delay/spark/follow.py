@@ -78,7 +78,7 @@ def follow(
     row, before = F.struct(*_ROW), read_verdicts(spark, output)
     was = before.select(*_ID, row.alias("was"))
     changed = judged.join(was, _ID, "left").where(~row.eqNullSafe(F.col("was"))).select(*_ROW)
-    append(changed.withColumn("judged_at", instant(begun)).coalesce(1), output)
+    append(changed.withColumn("judged_at", instant(begun)), output)
     written = existing(spark, output, s.FOLLOWED)
     if written is None:
         return before

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -186,7 +187,8 @@ def publish(
 
     if dry_run:
         return _counted(marked()[0])
-    staging = Staging(spark, Place.parse(receipts), job_uuid(job_id), patience)
+    longest = patience + _GROWTH * slice_seconds
+    staging = Staging(spark, Place.parse(receipts), job_uuid(job_id), longest)
     staging.claim()
     try:
         rows, is_resumed = marked()
@@ -198,7 +200,9 @@ def publish(
             is_new=not is_resumed,
         )
     except BaseException:
-        staging.end()
+        # Spark itself may have failed.
+        with suppress(Exception):
+            staging.end()
         raise
     staging.drop()
     return progress

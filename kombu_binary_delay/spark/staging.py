@@ -24,7 +24,7 @@ from .tables import Place, append, delete, existing
 
 logger = logging.getLogger(__name__)
 
-#: A lease is valid for as long beyond the patience, in seconds: a slice takes less.
+#: A lease is valid for so long beyond the longest slice, in seconds.
 _VALID = 60.0
 #: How long to look for the signature of a run that began at the same time, in seconds.
 _GRACE = 5.0
@@ -40,13 +40,13 @@ class Staging:
 
     :param receipts: the place of the receipts.
     :param job: the UUID of the job.
-    :param patience: how long a slice may wait for the broker, in seconds.
+    :param longest: how long a slice may take, in seconds.
     """
 
     session: SparkSession
     receipts: Place
     job: UUID
-    patience: float
+    longest: float
     _run: str = field(default_factory=lambda: uuid4().hex)
     _signed: float = 0.0
     _owner: str = field(default_factory=lambda: f"{socket.gethostname()}/{os.getpid()}")
@@ -128,7 +128,7 @@ class Staging:
 
     def _sign(self, state: str) -> None:
         self._signed = now = time.time()
-        row = (self._run, self._owner, state, now, now + _VALID + self.patience)
+        row = (self._run, self._owner, state, now, now + _VALID + self.longest)
         append(self.session.createDataFrame([row], _LEASES).coalesce(1), self._place("lease"))
 
     def _others(self) -> list[dict[str, Any]]:

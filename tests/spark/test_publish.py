@@ -128,7 +128,7 @@ def test_a_second_run_of_a_job_waits_for_the_first_and_goes_on_only_if_that_has_
     """Given: a run that is at work, one that was suspended, and one that died elsewhere."""
     monkeypatch.setattr(of_staging, "_FRESH", 0.0)
     place, job = Place.parse(receipts), job_uuid("job")
-    first = Staging(spark, place, job, patience=600.0)
+    first = Staging(spark, place, job, longest=600.0)
     first.claim()
     said = {}
 
