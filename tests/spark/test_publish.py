@@ -50,16 +50,12 @@ def receipts(tmp_path):
 @pytest.fixture
 def run(vhost, receipts):
     def run(df, **options):
-        return publish(
-            df, **{"job_id": "job", "broker": vhost.url, "receipts": receipts, **options}
-        )
+        # A column of actions counts only if it is named.
+        columns = {"action": "action"} if "action" in df.columns else {}
+        given = {"job_id": "job", "broker": vhost.url, "receipts": receipts, "columns": columns}
+        return publish(df, **{**given, **options})
 
     return run
-
-
-def amending(df):
-    """A column of actions counts only if it is named."""
-    return {"columns": {"action": "action"}} if "action" in df.columns else {}
 
 
 def to_local(moment):
@@ -206,6 +202,7 @@ def test_what_a_server_does_not_tell_is_counted_in_the_receipts(spark, run, vhos
     second = run(near.where("key = 'failed'").unionByName(cancelled), resume=True)
 
     assert (first.published, first.failed, first.remaining) == (1, 1, 0)
+    assert (second.rejections, second.already) == ({}, 0)
     assert (second.published, second.cancelled, second.failed) == (1, 1, 0)
     assert (second.remaining, second.to_cancel) == (0, 0)
 
