@@ -33,7 +33,7 @@ def runs() -> list[dict[str, Any]]:
 
 
 def faults(_: list[str], __: str) -> str:
-    """Return a table with a row for each scenario: the sums of its runs, and the latest arrivals."""
+    """Return a table with a row for each scenario: the sums of its runs, and the latest arrival."""
     rows = [row for row in runs() if row["scenario"] != "bad destination"]
     releases = sorted({_minor(row) for row in rows}, key=_numbers, reverse=True)
     latest = [release for release in releases if release in SHOWN]
