@@ -16,7 +16,9 @@ from pathlib import Path
 from .api import api
 from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
 from .cli import cli_commands
+from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
+from .conformance import tables as tables_of_conformance
 from .faults import FIGURES, faults
 from .faults import tables as tables_of_faults
 from .ladder import an_hour, in_short, ten_seconds
@@ -49,6 +51,7 @@ def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
     texts = {page: fill(page.read_text(), MAKERS) for page in pages()}
     texts |= {FOLDER / name: text for name, text in (charts() | tables()).items()}
+    texts[CONFORMANCE.with_suffix(".txt")] = tables_of_conformance()
     texts[FIGURES.with_suffix(".txt")] = tables_of_faults()
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
