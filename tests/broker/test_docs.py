@@ -53,7 +53,6 @@ PAGES = [
 SINCE_3_10 = [
     "docs/how-to/cancel-and-list.md",
     "docs/how-to/interoperate.md",
-    "docs/how-to/list-what-waits.md",
     "docs/how-to/operate.md",
 ]
 #: Its files are those of a Django project, which nothing here installs: they are compiled only.
