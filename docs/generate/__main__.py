@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from .api import api
-from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
+from .benchmarks import FOLDER, beside, charts, ladders, tables
 from .cli import cli_commands
 from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 
 MAKERS: dict[str, Maker] = {
     "api": api,
-    "benchmark": benchmark,
     "beside": beside,
     "cli-commands": cli_commands,
     "conformance": conformance,
