@@ -110,8 +110,8 @@ class Pipeline:
         limits = Limits(waiting=5_000_000)
         load = summarize(planned)
         self.say(
-            f"planned: {load['waiting']:,} wait at most, {load['due_per_second']:,.0f} are due in a "
-            f"second, and the broker carries {load['carries']:,.0f}"
+            f"planned: {load['waiting']:,} wait at most, {load['due_per_second']:,.0f} a second are"
+            f" due, and the broker carries {load['carries']:,.0f}"
         )
         passed = all(verdict["passed"] for verdict in check(load, limits).values())
         outcome = "keeps to" if passed else "exceeds"
