@@ -83,7 +83,9 @@ def plan(
         check_number("horizon", horizon)
         rows = rows.withColumn("at", F.greatest("at", F.col("due") - round(horizon * 1_000_000)))
     now = F.coalesce("at", F.unix_micros(F.now()))
-    rows = rows.withColumns({"at": now, "due": F.greatest("due", "at")})
+    # Spark's greatest() takes no notice of null.
+    due = F.when(F.col("due").isNotNull(), F.greatest("due", "at"))
+    rows = rows.withColumns({"at": now}).withColumn("due", due)
     ticks = F.ceil((F.col("due") - F.col("at")) / (ladder.tick * 1000)).cast("bigint")
     is_beyond = F.coalesce(ticks * ladder.tick > ladder.maximum, F.lit(False))
     waits = F.col("due").isNotNull() & ~is_beyond

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _VALID = 60.0
 #: How long to look for the signature of a run that began at the same time, in seconds.
 _GRACE = 5.0
+#: How often to look whether another run is at work, in seconds.
+_LOOK = 3.0
 #: A lease that has been signed so short a time ago is not signed again, in seconds.
 _FRESH = 30.0
 _LEASES = "run string, owner string, state string, signed double, until double"
@@ -163,7 +165,7 @@ class Staging:
             for other in others:
                 if other["signed"] > first["signed"]:
                     self._lose(other)
-            time.sleep(1)
+            time.sleep(_LOOK)
             others = self._others()
 
     def _lose(self, other: dict[str, Any]) -> None:
