@@ -271,6 +271,7 @@ def plan(
     summary = summarize(planned, carries=rate)
     verdicts = check(summary, allowed)
     out = console()
+    out.print(f"{'ladder':>22}  {chosen.name}")
     for name in _FIGURES:
         verdict = verdicts.get(name, {"passed": True})
         bound = f"  of at most {verdict['allowed']:,g}" if "allowed" in verdict else ""
