@@ -304,6 +304,7 @@ def test_an_audit_goes_on_though_the_broker_is_away_and_once_exits_by_its_verdic
     # Without a step before, it may be the wrong broker.
     exports[:] = [None]
     assert tool("audit-follow", *given).exit_code == 4
+    exports.append(None)
     result = tool("audit-follow", *given, "--once")
     assert result.exit_code == 1, result.output
     assert f"1  {s.LOST_IN_THE_LADDER}" in result.output
