@@ -284,8 +284,8 @@ def _watch(url: str, count: int, end: End) -> None:
     known: list[float] = []
     learn = Memory.learn
 
-    def noted(memory: Memory, record: Record, now: int, *, rode: bool = False) -> None:
-        learn(memory, record, now, rode=rode)
+    def noted(memory: Memory, record: Record, now: int, *, came_by_ladder: bool = False) -> None:
+        learn(memory, record, now, came_by_ladder=came_by_ladder)
         # Each cancellation has a record for keys as well.
         if not getattr(record, "keyed", False):
             known.append(time.time())
