@@ -326,7 +326,7 @@ class Amendments:
                 f"'never'; make them with kombu-binary-delay create"
             )
         part, lock = amendments_part(self._settings), f"{self._exchange}.lock"
-        streams.declare(self._executor, part, ASKED_FOR, lock)
+        streams.declare(self._executor, Ensure(part, ASKED_FOR, lock=lock))
         # Who reads a stream without a record has to wait for one.
         self._publish(_of_nothing())
         logger.info(

@@ -41,7 +41,7 @@ class Delivery:
 
     def __init__(self, method: Any, body: Any, header: bytes = b"", message: Any = None) -> None:
         self._method, self._header, self._message, self.body = method, header, message, body
-        # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange, the key.
+        # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange.
         end = 5 + method[4]
         (self.tag,) = _TAG.unpack_from(method, end)
         begin = end + 10

@@ -21,8 +21,7 @@ from amqp.exceptions import AccessRefused, RecoverableConnectionError, error_for
 
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.ladder.envelope import OFFSET
-from kombu_binary_delay.ladder.parts import Part
-from kombu_binary_delay.routing.commands import Answer, Ensure, OutOfReachError
+from kombu_binary_delay.routing.commands import Answer, Ensure, Look, OutOfReachError
 
 from . import deliveries
 from .deliveries import Delivery
@@ -37,8 +36,8 @@ PATIENCE = 30.0
 #: The same for the first record of a stream that has none, as far as the broker says. It counts
 #: them every few seconds.
 QUIET = 1.0
-#: How long to wait for another program that declares a stream, or for a node that has just started to
-#: make it available, in seconds.
+#: How long to wait for another program that declares a stream, or for a node that has just started
+#: and makes it available, in seconds.
 DECLARING = 10.0
 #: How often to try again what another program or a starting node prevents, in seconds.
 _AGAIN = 0.05
@@ -48,29 +47,28 @@ class StreamError(BinaryDelayError):
     """A stream cannot be read to its end."""
 
 
-def declare(
-    executor: Executor, part: Part, what: str, lock: str, patience: float = DECLARING
-) -> None:
-    """Declare streams; return when they can be published to.
+def declare(executor: Executor, command: Ensure | Look, patience: float = DECLARING) -> Answer:
+    """Declare streams, or see that they exist; return when they can be published to.
 
     If two programs declare a stream at once, one gets the answer before the stream has started, and
     its publish would end the connection. So one declares it, and the others wait.
 
-    :param what: what is declared, for the text of an error.
-    :param lock: the name of a queue to hold meanwhile.
+    :param command: with a lock where that may be so.
     :param patience: how long to wait for another program, or for a node that starts, in seconds.
     :raises TopologyError: if the broker refuses, or that takes longer.
     """
     end = time.monotonic() + patience
     while True:
-        reason = "another program declares it"
         try:
-            if executor.do(Ensure(part, what, lock=lock)) is not Answer.LOCKED:
-                return
-        except OutOfReachError as exc:
-            reason = str(exc)
+            answer: Answer = executor.do(command)
+        except OutOfReachError:
+            if time.monotonic() > end:
+                raise
+        else:
+            if answer is not Answer.LOCKED:
+                return answer
         if time.monotonic() > end:
-            raise TopologyError(f"{what} cannot be declared: {reason}")
+            raise TopologyError(f"another program has been declaring it for {patience:g} s")
         time.sleep(_AGAIN)
 
 
@@ -164,6 +162,8 @@ class StreamChannel(amqp.Channel):
         self._reading: dict[str, str] = {}
         #: Until when to wait for the first record of those that have sent none, by the same.
         self._silent: dict[bytes, float] = {}
+        #: Those of which the broker has counted some.
+        self._expected: dict[bytes, str] = {}
         self._has_lost = self._is_answered = self._is_live = False
         #: How many records have come; the last one's tag, and up to which they are acknowledged.
         self._count = self._tag = self._acknowledged = 0
@@ -188,7 +188,12 @@ class StreamChannel(amqp.Channel):
         for stream, records in streams.items():
             # Before the answer, records may come.
             tag = f"{stream}-{self.channel_id}"
-            self._silent[tag.encode()] = time.monotonic() + (PATIENCE if records else QUIET)
+            # From an offset, there may be nothing, whatever is before.
+            if records and begin in {"first", "last"}:
+                self._expected[tag.encode()] = stream
+                self._silent[tag.encode()] = time.monotonic() + PATIENCE
+            else:
+                self._silent[tag.encode()] = time.monotonic() + QUIET
             self._reading[tag] = stream
             try:
                 self.basic_consume(
@@ -215,6 +220,11 @@ class StreamChannel(amqp.Channel):
         """
         while self._silent and (first := min(self._silent.values())) > time.monotonic():
             self.read_until(lambda: not self._silent, first)
+        if late := [self._expected[tag] for tag in self._silent if tag in self._expected]:
+            raise StreamError(
+                f"RabbitMQ has sent nothing of {' and '.join(late)} for {PATIENCE:g} s, which "
+                f"has records"
+            )
         self._silent = {}
         before = self._count
         self._acknowledge()
@@ -278,7 +288,10 @@ class StreamChannel(amqp.Channel):
     def dispatch_method(self, method_sig: tuple[int, int], payload: Any, content: Any) -> Any:
         """Handle a record directly: there may be a hundred thousand."""
         if method_sig == spec.Basic.Deliver:
-            return self._receive(Delivery(payload, content.body, message=content))
+            # While the channel closes, some may still come.
+            if not self.has_left:
+                self._receive(Delivery(payload, content.body, message=content))
+            return None
         if method_sig == spec.Basic.QosOk:
             self._is_answered = True
         return super().dispatch_method(method_sig, payload, content)
@@ -299,7 +312,7 @@ class StreamChannel(amqp.Channel):
             self.basic_ack(self._tag, multiple=True)
 
     def _on_consumer_end(self, tag: str) -> None:
-        """Note that the broker has cancelled a consumer: the stream was deleted, or its node stops."""
+        """Note that the broker has ended a reading: the stream was deleted, or its node stops."""
         self._reading.pop(tag, None)
         self._has_lost = not self._is_live
         self._ended()
