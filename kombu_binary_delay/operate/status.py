@@ -114,8 +114,8 @@ def status(
         values, such as rates, come from the management API and are up to ten seconds old.
     :param expected: the ladders in use, whose missing parts are reported; by default, ``topology``
         is in use, and missing parts are not reported.
-    :param amending: a connection by our transport, which reads the amendments and appends a marker
-        to their streams; if you reuse it, it reads them once. None does not read amendments.
+    :param amending: a connection by our transport, which reads the amendments; if you reuse it, it
+        reads them once. None does not read amendments.
     :raises UnreachableError: if the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)

@@ -566,7 +566,7 @@ def test_a_consumer_that_may_only_read_reads_streams_without_a_record(
 
     # A consumer that waits for a record gives up some time, and goes on without amendments.
     assert "amendments are not read" not in caplog.text
-    assert reader.connection.delay_mechanism.amendments.is_reading
+    assert reader.connection.delay_mechanism.amendments.reader.is_reading
 
 
 @pytest.mark.usefixtures("unwarned")
