@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kombu_binary_delay import Ladder, Topology, operate
-from kombu_binary_delay.amendments.memory import Memory, Verdict
+from kombu_binary_delay.amendments.memory import Fate, Memory
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
@@ -269,7 +269,7 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
 
     def judge(properties):
         reason = reasons[properties["application_headers"]["place"]]
-        return reason and Verdict(reason)
+        return reason and Fate(reason)
 
     story = operate.story_by_node("", "/", topology, "1", judge)
     assert story.state == state
