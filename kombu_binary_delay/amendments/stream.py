@@ -327,7 +327,7 @@ class Amendments:
             )
         part, lock = amendments_part(self._settings), f"{self._exchange}.lock"
         streams.declare(self._executor, Ensure(part, ASKED_FOR, lock=lock))
-        # Who reads a stream without a record has to wait for one.
+        # A consumer of a stream without a record has to wait for one.
         self._publish(_of_nothing())
         logger.info(
             "made the streams of amendments; a consumer that runs already may take %g s to notice "
