@@ -1,11 +1,10 @@
-"""Purpose: make tables and charts from recorded results. It measures nothing.
+"""Purpose: make tables from recorded results. It measures nothing.
 
 `python -m docs.generate` puts them into docs/explanation/performance.md, and beside it.
 """
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
@@ -15,7 +14,6 @@ from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
-from kombu_binary_delay.spark.report.svg import Axis, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +36,6 @@ SPARK_TITLES = {
 }
 #: What is not on classic queues in a burst on them.
 CLASSIC_TITLES = TITLES | {"nservicebus": f"{TITLES['nservicebus']} (quorum)"}
-#: The classes of what is ours, and of what it is compared with.
-OURS, THEIRS = "ours", "theirs"
-STYLE = """
-text{font:12px sans-serif;fill:#222}.ground{fill:#fff}.grid{stroke:#ddd}.spread{stroke:#222}
-.ours{fill:#2a6f97}.theirs{fill:#a0a0a0}
-@media (prefers-color-scheme:dark){
-text{fill:#ddd}.ground{fill:#1b1e22}.grid{stroke:#3a3f45}.spread{stroke:#eee}
-.ours{fill:#5aa9d6}.theirs{fill:#858c94}
-}
-"""
 
 
 class Column(NamedTuple):
@@ -333,62 +321,3 @@ def _missing(result: Row) -> float | None:
     """Return how many messages did not arrive; None where that was not counted."""
     counts = [row["missing"]["most"] for row in result["found"].values() if "missing" in row]
     return sum(counts) if counts else None
-
-
-class Panel(NamedTuple):
-    """A figure of each row of a bar chart.
-
-    :param values: for each row its ``median``, and ``least`` and ``most`` where it has a spread.
-    """
-
-    title: str
-    values: list[dict[str, float]]
-    log: bool = False
-
-
-def bars(titles: list[str], *panels: Panel) -> str:
-    """Draw bars: a row for each title, those that begin with "ours" in our color."""
-    bottom = 8 + 24 * len(titles)
-    drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles)]
-    wide = (540 - 40 * (len(panels) - 1)) / len(panels)
-    for place, panel in enumerate(panels):
-        left = 260 + place * (wide + 40)
-        spreads = [(each.get("least", each["median"]), each) for each in panel.values]
-        # A lateness of nothing has no place on a logarithmic axis.
-        low = max(min(least for least, _ in spreads), 0.1) if panel.log else 0
-        high = max(each.get("most", each["median"]) for each in panel.values)
-        x = Axis(low, high, left, left + wide - 20, log=panel.log)
-        drawn += _grid_and_title(x, panel.title, bottom)
-        for row, (title, (least, value)) in enumerate(zip(titles, spreads, strict=True)):
-            top, end = 11 + 24 * row, x.at(max(value["median"], low))
-            kind = OURS if title.startswith("ours") else THEIRS
-            drawn.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{end - left:.1f}" height="18" '
-                f'class="{kind}"/>'
-            )
-            if "most" in value:
-                drawn.append(
-                    f'<path class="spread" d="M{x.at(least):.1f} {top + 9}'
-                    f'H{x.at(value["most"]):.1f}"/>'
-                )
-    return _chart(drawn, 800, bottom + 40)
-
-
-def _grid_and_title(x: Axis, title: str, bottom: float) -> list[str]:
-    drawn = [_text((x.start + x.end) / 2, bottom + 34, title, "middle")]
-    for tick in x.ticks():
-        drawn.append(f'<path class="grid" d="M{x.at(tick):.1f} 8V{bottom}"/>')
-        drawn.append(_text(x.at(tick), bottom + 16, number(tick), "middle"))
-    return drawn
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _chart(drawn: list[str], width: int, height: int) -> str:
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    # With a ground of its own, a chart can be read on any page, whatever it does in the dark.
-    ground = f'<rect class="ground" width="{width}" height="{height}" rx="6"/>'
-    inside = "\n".join([f"<style>{STYLE}</style>", ground, *drawn])
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inside}\n</svg>\n'
