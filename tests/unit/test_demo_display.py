@@ -31,7 +31,7 @@ def test_a_picture_has_a_line_for_each_level_near_and_one_for_the_others(display
     drawn = display._console.render_lines(display._draw(), pad=False)  # noqa: SLF001
     lines = ["".join(segment.text for segment in line).rstrip() for line in drawn]
     display.close()
-    counts = "500 of 500 have run, late 120.50 s / 121.50 s / 121.50 s (p50/p99/max)"
+    counts = "500 of 500 have run, late 2.01 min / 2.02 min / 2.02 min (p50/p99/max)"
     assert lines[0] == f"123.4 s  {counts}"
     begins = [
         " ".join(word for word in line.split() if "\N{FULL BLOCK}" not in word) for line in lines
