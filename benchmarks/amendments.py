@@ -72,13 +72,12 @@ PATIENCE = 60.0
 
 
 def everything(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Measure all that amendments cost; by figure, and by what is compared."""
-    found: dict[str, Row] = {}
+    """Measure all that amendments cost, by what is compared."""
+    rows: dict[str, Row] = {}
     for part in (_deliveries, _catching_up, _lag, _publishing, _revokes):
         for case, figures in part(broker, scale).items():
-            for figure, value in figures.items():
-                found.setdefault(figure, {})[case] = value
-    return found
+            rows.setdefault(case, {}).update(figures)
+    return rows
 
 
 # -- what a delivery pays ----------------------------------------------------------------------

@@ -66,7 +66,7 @@ def tables() -> dict[str, str]:
 
 def figure(result: str, row: str, name: str, of: str = "median") -> float:
     """Return one figure of a result: its median, or the one that ``of`` names."""
-    return report.value_of(RESULTS[result]["found"][row][name], of)
+    return float(RESULTS[result]["found"][row][name][of])
 
 
 #: The ladders that are compared, by the row of the results.

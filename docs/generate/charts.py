@@ -67,8 +67,7 @@ def _drawn(bars: Bars) -> str:
     return vl_convert.vegalite_to_svg(shown.to_dict()) + "\n"
 
 
-def _row(title: str, measured: Any, unit: float) -> dict[str, Any]:
-    median = report.value_of(measured)
-    spread = measured if isinstance(measured, dict) else {}
-    ends = {end: spread.get(end, median) / unit for end in ("least", "most")}
+def _row(title: str, measured: dict[str, float], unit: float) -> dict[str, Any]:
+    median = measured["median"]
+    ends = {end: measured.get(end, median) / unit for end in ("least", "most")}
     return {"title": title, "median": median / unit, **ends}
