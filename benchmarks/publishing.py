@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from dev.broker import Broker, VHost
 
-Publish = "Callable[[int], None]"
-
 OURS = "kombu_binary_delay:Transport"
 STOCK = "pyamqp"
 BODY = "x" * 200
