@@ -17,11 +17,14 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 
 from .api import api
-from .benchmarks import FOLDER, benchmark, beside, ladders, tables
+from .benchmarks import FOLDER, beside, ladders, tables
 from .charts import charts
 from .cli import cli_commands
+from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
-from .faults import amended, bad_destinations, faults
+from .conformance import tables as tables_of_conformance
+from .faults import FIGURES, faults
+from .faults import tables as tables_of_faults
 from .pages import Maker, fill
 from .pipeline import pipeline_table
 from .settings import settings
@@ -36,13 +39,10 @@ LADDERS = {
 
 MAKERS: dict[str, Maker] = {
     "api": api,
-    "bad-destinations": bad_destinations,
-    "benchmark": benchmark,
     "beside": beside,
     "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
-    "faults-amended": amended,
     "ladders": ladders,
     "pipeline-table": pipeline_table,
     "settings": settings,
@@ -60,6 +60,8 @@ def generated() -> dict[Path, str]:
     texts |= {FOLDER / name: text for name, text in (charts() | tables()).items()}
     for name, (topology, delay) in LADDERS.items():
         texts[FOLDER.parent / name] = svg(topology, delay, "mail") + "\n"
+    texts[CONFORMANCE.with_suffix(".txt")] = tables_of_conformance()
+    texts[FIGURES.with_suffix(".txt")] = tables_of_faults()
     return texts
 
 

@@ -28,11 +28,6 @@ RESULTS: dict[str, dict[str, Any]] = {
 RELEASES = {"4.3": "-on-4.3", "3.10": ""}
 
 
-def benchmark(arguments: list[str], _: str) -> str:
-    """Return the table of the result that the argument names."""
-    return report.table(arguments[0], RESULTS[arguments[0]])
-
-
 def beside(arguments: list[str], _: str) -> str:
     """Return a table of medians of both releases: a section, its rows or ``*``, and its figures."""
     section, rows, figures = arguments[0], arguments[1].split(), arguments[2].split()
