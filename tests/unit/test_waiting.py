@@ -24,7 +24,7 @@ from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
-from kombu_binary_delay.cli.words import exact, moment
+from kombu_binary_delay.cli.words import moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.identity import names_of
@@ -499,21 +499,6 @@ def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
         monkeypatch.undo()
         time.tzset()
     assert written == ("1970-01-01 00:00:00 UTC", "1970-01-01 00:00:00")
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (0, "0s"),
-        (125, "125ms"),
-        (8125, "8.125s"),
-        (2_048_000, "34m8s"),
-        (3_600_000, "1h"),
-        (88_600_000, "1d36m40s"),
-    ],
-)
-def test_a_duration_is_written_as_it_is_typed(milliseconds, text):
-    assert exact(milliseconds) == text
 
 
 def test_a_task_has_two_lines_where_all_are_printed(capsys):
