@@ -48,6 +48,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from .amendments.celery import BROADCASTS, NESTED, REPLIES, as_resent, with_own_nested
 from .amendments.door import AmendingChannel
+from .amendments.generations import Generations
 from .amendments.record import KEY, REPLACES
 from .amendments.stream import Amendments
 from .celery_side.celery import MarkedDriverType, check_declared_first, disable_native_delivery
@@ -55,26 +56,16 @@ from .celery_side.green import read_at_once
 from .celery_side.hub import poll_at_once_if_ready, release_in_time
 from .celery_side.urls import ALIAS, as_uri, check_scheme, read_urls
 from .celery_side.worker_log import log_at_worker_start
-from .errors import AddressError, DelayError, TopologyError
+from .errors import TopologyError
 from .journal import Journal, follow_celery
 from .ladder.address import Destination
-from .ladder.delay import (
-    CHORD_UNLOCK,
-    ETA,
-    JITTER,
-    RETRIES,
-    TASK,
-    X_DELAY,
-    due_time,
-    is_over,
-    is_retry,
-)
+from .ladder.delay import CHORD_UNLOCK, ETA, RETRIES, TASK, X_DELAY, is_over, is_retry
 from .ladder.envelope import HEADERS
 from .publishing import PublishBatch
-from .publishing.frames import SMALLER, UNWRITABLE, EncodedMessage
-from .routing.commands import Warn
+from .publishing.frames import SMALLER
+from .publishing.way_out import UNDELAYED, WayOut, encoded
 from .routing.knowledge import Shared
-from .routing.router import LOOK_AGAIN, Plan, Router
+from .routing.router import LOOK_AGAIN, Router
 from .settings import Settings
 from .wire.draining import raise_if_aborted, within
 from .wire.executor import Executor
@@ -128,54 +119,45 @@ class ChannelMixin(AmendingChannel):
         :raises AmendmentError: if ``x-delay-key`` or ``x-delay-replaces`` is invalid, or cannot be
             recorded.
         """
-        # Skipped if the message cannot ask for a delay: each publish comes here.
         headers = msg.properties.get(HEADERS)
         if headers and TASK in headers and (headers.get(RETRIES) or headers[TASK] == CHORD_UNLOCK):
-            msg, headers = self._as_resent(msg, headers)
-        asked = self.asked(headers) if headers else None
-        if asked:
-            msg, asked = self.with_jitter(msg, asked)
-        if headers and (KEY in headers or REPLACES in headers) and self.begins_generation(headers):
-            to = Destination(exchange or "", routing_key or "")
-            msg, records = self.begin_generation(msg, asked or {}, to)
-            options = (mandatory, immediate, timeout, confirm_timeout, argsig)
-            result = self._basic_publish(msg, exchange, routing_key, *options)
-            self._after_publish(partial(self.record_generations, records))
-            return result
-        if not asked:
+            msg, headers = _as_resent(msg, headers)
+        # Each publish comes here: without a call, as long as nothing is asked for.
+        if not headers or not (
+            headers.get(ETA) is not None
+            or X_DELAY in headers
+            or KEY in headers
+            or REPLACES in headers
+        ):
             if exchange and exchange.endswith(BROADCASTS) and not exchange.startswith(REPLIES):
                 self._record_broadcast(msg)
             # Positional: gathering them in a dict and unpacking it would cost a microsecond.
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
-        now = time.time_ns() // 1000
-        limit = timeout or self._confirm_timeout
+        way_out, limit = self.way_out, timeout or self._confirm_timeout
+        # amqp also writes None as an empty name.
+        to = Destination(exchange or "", routing_key or "")
+        in_transaction = not self.supports_batch_publish
         try:
-            due = self.due(msg.properties, asked, now)
-            # amqp also writes None as an empty name.
-            plan = self.plan(msg.properties, due, exchange or "", routing_key or "", now, limit)
+            out = way_out.of(msg.properties, to, limit, in_transaction=in_transaction)
             # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
-            delayed = self._encoded(msg.body, plan.properties)
-        except (AddressError, DelayError, TopologyError) as exc:
-            if not is_retry(asked):
+            message = encoded(self.connection, msg.body, out.properties)
+        except UNDELAYED as exc:
+            if not is_retry(headers):
                 raise
             # Celery would drop the task.
-            text = f"a retry of {asked[TASK]} is left to a worker to keep until it is due: {exc}"
-            self._mechanism.executor.do(Warn(text))
-            return super()._basic_publish(
-                msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
-            )
+            out = way_out.left_to_worker(msg.properties, to, exc, in_transaction=in_transaction)
+            message = encoded(self.connection, msg.body, out.properties)
         # py-amqp would hide a TimeoutError.
         self._raise_from_callbacks()
         options = (mandatory, immediate, timeout, confirm_timeout, argsig)
-        result = super()._basic_publish(delayed, plan.exchange, plan.routing_key, *options)
-        if self._router.relies_on_others and not self._is_taken():
-            return self._basic_publish(msg, exchange, routing_key, *options)
-        journal = self._mechanism.journal
-        if journal is not None:
-            note = partial(journal.scheduled, plan.properties, plan.exchange, plan.routing_key)
-            self._after_publish(note)
+        result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
+        if out.due is not None and self._router.relies_on_others and not self._is_taken():
+            out = way_out.again(out, limit)
+            message = encoded(self.connection, msg.body, out.properties)
+            result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
+        self._after_publish(partial(way_out.done, out))
         return result
 
     # With publisher confirms on, amqp hides this behind an instance attribute that calls
@@ -209,104 +191,11 @@ class ChannelMixin(AmendingChannel):
             pass
         return True
 
-    def _encoded(self, body: Any, properties: dict[str, Any]) -> EncodedMessage:
-        # Otherwise the broker would end the connection.
-        if self.connection is None:
-            raise RecoverableConnectionError("basic_publish: connection closed")
-        try:
-            return EncodedMessage(body, properties, self.connection.frame_max)
-        except UNWRITABLE as exc:
-            raise DelayError(f"a message cannot be delayed: {exc}") from exc
-
-    @staticmethod
-    def _as_resent(msg: Any, headers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        resent = as_resent(headers)
-        if resent is headers:
-            return msg, headers
-        changed = amqp.Message(msg.body)
-        changed.properties = {**msg.properties, HEADERS: resent}
-        return changed, resent
-
-    @staticmethod
-    def asked(headers: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the headers if they ask for a delay, and else None."""
-        return headers if headers.get(ETA) is not None or X_DELAY in headers else None
-
-    def with_jitter(self, msg: Any, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return a delayed message, and its headers, with the jitter of the settings.
-
-        A message that has jitter of its own, or is not delayed, stays as it is, and so does what
-        polls a chord. The header shows readers of the message, who do not know the publisher's
-        settings, when it arrives.
-        """
-        if not self._router.jitter or JITTER in asked or due_time(asked, 0) is None:
-            return msg, asked
-        if asked.get(TASK) == CHORD_UNLOCK:
-            return msg, asked
-        jitter = {JITTER: self._router.jitter}
-        headers = {**(msg.properties.get(HEADERS) or {}), **jitter}
-        jittered = amqp.Message(msg.body)
-        jittered.properties = {**msg.properties, HEADERS: headers}
-        return jittered, {**asked, **jitter}
-
-    def plan(
-        self,
-        properties: dict[str, Any],
-        due: int | None,
-        exchange: str,
-        routing_key: str,
-        now: int,
-        timeout: float | None = None,
-    ) -> Plan:
-        """Return the properties, exchange and routing key for a delayed publish.
-
-        On return, the exchanges, queues and bindings that the message needs exist, and the journal.
-        Where the broker blocks publishers, it answers nothing after the publish.
-
-        :param due: microseconds since the epoch; None for a delay of zero.
-        :param now: microseconds since the epoch, by this machine's clock.
-        :param timeout: how long to wait for each answer of the broker, in seconds; by default, the
-            connection's ``read_timeout``, or :data:`ANSWER_LIMIT`.
-        :raises DelayError, AddressError, TopologyError: as :meth:`basic_publish`.
-        :raises RecoverableConnectionError: if the broker does not answer in time.
-        """
-        router, journal = self._router, self._mechanism.journal
-        destination = Destination(exchange, routing_key)
-        plan = router.publish(properties, due, destination, now)
-        is_ready = journal is None or journal.is_ready
-        if is_ready and not plan.needs:
-            return plan
-        with self._answered_within(timeout):
-            if not is_ready:
-                journal.prepare()
-            # Twice: what a shorter delay passes may be something else.
-            for _ in range(2):
-                if plan.needs:
-                    self._mechanism.executor.run(router.prepare(plan.needs, now))
-                if due is None or due <= now:
-                    return plan
-                # That took time, which is a part of the delay; at least one tick remains.
-                now = min(time.time_ns() // 1000, due - 1)
-                plan = router.publish(properties, due, destination, now, plan.lane)
-                if not plan.needs:
-                    break
-        return plan
-
-    @contextmanager
-    def _answered_within(self, timeout: float | None) -> Iterator[None]:
-        connection = self.connection
-        before, connection.answer_limit = connection.answer_limit, timeout
-        limit = timeout or connection.write_timeout or ANSWER_LIMIT
-        try:
-            with within(connection, limit):
-                yield
-        except TimeoutError as exc:
-            # Reading has a limit of its own.
-            raise RecoverableConnectionError(
-                f"the broker did not take within {limit:g} s what a delayed message needs"
-            ) from exc
-        finally:
-            connection.answer_limit = before
+    @property
+    def way_out(self) -> WayOut:
+        """What makes this channel's messages ready to be published."""
+        way_out: WayOut = self._mechanism.way_out
+        return way_out
 
     def basic_publish_confirm(self, *args: Any, **kwargs: Any) -> Any:
         """Publish as :meth:`basic_publish`, and wait for the confirm.
@@ -567,6 +456,26 @@ class ConnectionMixin(BufferingConnection):
             timeout = max(end - time.monotonic(), 0.001)
         return None
 
+    @contextmanager
+    def answered_within(self, timeout: float | None) -> Iterator[None]:
+        """Limit the wait for each answer of the broker that a delayed message needs.
+
+        :param timeout: in seconds; by default, ``read_timeout``, or :data:`ANSWER_LIMIT`.
+        :raises RecoverableConnectionError: if an answer or a write takes longer.
+        """
+        before, self.answer_limit = self.answer_limit, timeout
+        limit = timeout or self.write_timeout or ANSWER_LIMIT
+        try:
+            with within(self, limit):
+                yield
+        except TimeoutError as exc:
+            # Reading has a limit of its own.
+            raise RecoverableConnectionError(
+                f"the broker did not take within {limit:g} s what a delayed message needs"
+            ) from exc
+        finally:
+            self.answer_limit = before
+
     def _drain_answer(self, buffer: FrameBuffer) -> Any:
         """Handle the next event, while an answer is waited for that a delayed message needs.
 
@@ -665,7 +574,8 @@ class TransportMixin(_Above):
         if settings.journal is not None:
             journal = Journal(settings, router.topology, executor, server)
         amendments = Amendments(connection, router, executor, settings, server)
-        connection.delay_mechanism = Mechanism(router, executor, journal, amendments)
+        way_out = WayOut(connection, router, executor, journal, Generations(amendments))
+        connection.delay_mechanism = Mechanism(router, executor, way_out, journal, amendments)
         connection.look_at = time.monotonic() + LOOK_EVERY
         leave_out_deaths(connection, router.topology.owns)
         executor.run(router.opened())
@@ -685,6 +595,15 @@ class TransportMixin(_Above):
         super().register_with_event_loop(connection, loop)
         poll_at_once_if_ready(loop)
         release_in_time(loop, connection)
+
+
+def _as_resent(msg: Any, headers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    resent = as_resent(headers)
+    if resent is headers:
+        return msg, headers
+    changed = amqp.Message(msg.body)
+    changed.properties = {**msg.properties, HEADERS: resent}
+    return changed, resent
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.wire.following import is_consuming
 from kombu_binary_delay.wire.mechanism import mechanism_of, without_transport
 
-from .door import LONGEST_KEYED
+from .generations import LONGEST_KEYED
 from .record import GENERATION, MAX_TIME, REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 

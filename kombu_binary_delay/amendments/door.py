@@ -15,42 +15,27 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import amqp
 from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.delay import ETA, JITTER, RETRIES, TASK, is_retry
+from kombu_binary_delay.ladder.delay import ETA, JITTER, TASK
 from kombu_binary_delay.ladder.envelope import COPIES, HEADERS, OFFSET, seen_as
 from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
 from kombu_binary_delay.routing.router import Delivery
-from kombu_binary_delay.settings import milliseconds
 from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.following import FollowingChannel
 from kombu_binary_delay.wire.received import copy_of, keep_body
 
 from . import celery
 from .memory import POSTPONED, SUPERSEDED, Verdict
-from .parts import KEYS_MAX_AGE
-from .record import (
-    GENERATION,
-    KEY,
-    LONGEST_WAIT,
-    REPLACES,
-    Supersede,
-    check_name,
-    check_wait,
-    new_generation,
-)
+from .record import REPLACES
 from .stream import Amendments
 
 logger = get_logger(__package__)
-
-#: The longest delay of a message with a key, in milliseconds: half the time its record is kept.
-LONGEST_KEYED = milliseconds(KEYS_MAX_AGE) // 2
 
 #: Why a message cannot be delayed again.
 _UNDELAYED = (AddressError, AmendmentError, DelayError, TopologyError)
@@ -106,91 +91,6 @@ class AmendingChannel(FollowingChannel):
                 amendments.write(records)
         except KombuError as exc:
             logger.warning("a revoke is not recorded, only sent to the running workers: %s", exc)
-
-    @staticmethod
-    def begins_generation(headers: Mapping[str, Any] | None) -> bool:
-        """Return whether a message supersedes others; a retry of a task does not."""
-        if not headers or GENERATION in headers:
-            return False
-        # A retry has the generation of its task. That has none if its publisher was without this
-        # transport, and is older than whatever has one by now.
-        was_tried = TASK in headers and bool(headers.get(RETRIES))
-        return REPLACES in headers or (KEY in headers and not was_tried)
-
-    def begin_generation(
-        self, msg: Any, asked: dict[str, Any], destination: Destination
-    ) -> tuple[Any, list[Supersede]]:
-        """Return the message with a generation, and the records to write after its publish.
-
-        :param asked: the headers that ask for its delay.
-        :raises BinaryDelayError: if the message cannot be delayed to its destination.
-        :raises AmendmentError: if the key is invalid, or the broker or user cannot amend.
-        """
-        amendments = self._amendments
-        amendments.require()
-        if not self.supports_batch_publish:
-            raise AmendmentError(
-                f"a message with {KEY} or {REPLACES} cannot be published in a transaction, since "
-                f"its record cannot be rolled back; publish it on a channel without tx_select"
-            )
-        headers = msg.properties[HEADERS]
-        wait = check_wait(headers.get(LONGEST_WAIT))
-        if wait is not None and KEY not in headers:
-            raise AmendmentError(f"{LONGEST_WAIT} needs {KEY}, which this message does not have")
-        now = time.time_ns() // 1000
-        at = now // 1000
-        generation = new_generation(at)
-        amended = amqp.Message(msg.body)
-        amended.properties = {**msg.properties, HEADERS: {**headers, GENERATION: generation}}
-        wanted = self.due(amended.properties, asked, now)
-        if not (amendments.can_write or is_retry(headers)):
-            # What is refused has declared nothing. Later, the plan of the publish is soon enough.
-            self._router.check(amended.properties, wanted, destination, now)
-        due = -(-(wanted or now) // 1000)
-        longest = max(due - at, wait or 0)
-        if KEY in headers and longest > LONGEST_KEYED:
-            raise AmendmentError(
-                f"a message with {KEY} can wait for at most {LONGEST_KEYED // 1000} s, got "
-                f"{longest / 1000:g} s; give it an id, and replace it by its id"
-            )
-        records = [
-            Supersede(check_name(headers[name], name), generation, due, at, limit, keyed=keyed)
-            for name, limit, keyed in ((KEY, wait, True), (REPLACES, None, False))
-            if name in headers
-        ]
-        amendments.prepare()
-        return amended, records
-
-    def due(self, properties: Mapping[str, Any], asked: dict[str, Any], now: int) -> int | None:
-        """Return when a message is due, in microseconds since the epoch.
-
-        :param asked: the headers that ask for its delay.
-        :returns: None if it asks for none.
-        :raises DelayError: if it is invalid.
-        """
-        name = ""
-        if JITTER in asked:
-            # A message without any name is nobody's to publish again.
-            headers = properties.get(HEADERS) or {}
-            names = *map(properties.get, ("message_id", "correlation_id")), headers.get(GENERATION)
-            found = (each for each in names if each and isinstance(each, str))
-            name = next(found, None) or str(uuid.uuid4())
-        due: int | None = self._router.due(asked, now, name)
-        return due
-
-    def record_generations(self, records: list[Supersede]) -> None:
-        """Record what published messages supersede.
-
-        :raises AmendmentError: if the broker does not take the records.
-        """
-        try:
-            self._amendments.write(records)
-        except AmendmentError as exc:
-            names = ", ".join(repr(each.name) for each in records[:3])
-            raise AmendmentError(
-                f"{len(records)} messages were published, but not recorded, so the messages that "
-                f"they supersede are delivered as well ({names}): {exc}"
-            ) from exc
 
     # -- inward --------------------------------------------------------------------------------
 
@@ -430,9 +330,7 @@ class AmendingChannel(FollowingChannel):
             raise AmendmentError("it is in a stream, which keeps it, and gives it to others too")
         if not self.supports_batch_publish:
             raise AmendmentError("the channel has a transaction, whose rollback would duplicate it")
-        # If it is due by now, at least one tick remains, as in a batch.
-        now = min(time.time_ns() // 1000, due - 1)
-        longest = now + self._router.topology.ladder.maximum * 1000
+        longest = time.time_ns() // 1000 + self._router.topology.ladder.maximum * 1000
         found = self._arrived(message)
         headers = dict(found.properties.get(HEADERS) or {})
         if headers.get(ETA) is not None and TASK in headers:
@@ -442,15 +340,15 @@ class AmendingChannel(FollowingChannel):
         # To that queue only: copies in other queues are delayed again to theirs. On delivery, it
         # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}
+        way_out = self._mechanism.way_out
         properties = {**found.properties, HEADERS: headers}
-        plan = self.plan(properties, min(due, longest), "", queue, now)
-        seen_as(plan.properties[HEADERS], found.destination, copies)
-        again = copy_of(message, plan.properties)
-        self._amendments.publish(again, plan.exchange, plan.routing_key)
+        out = way_out.to(properties, Destination("", queue), min(due, longest))
+        seen_as(out.properties[HEADERS], found.destination, copies)
+        self._amendments.publish(copy_of(message, out.properties), out.exchange, out.routing_key)
         journal = self._mechanism.journal
         if journal is not None:
             journal.taken_back(message.properties, found.destination, again=True)
-            journal.scheduled(plan.properties, plan.exchange, plan.routing_key)
+        way_out.done(out)
 
     def _arrived(self, message: Any) -> Delivery:
         """Return how a message was published, whether a ladder delivered it or not."""

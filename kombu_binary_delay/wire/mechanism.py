@@ -19,12 +19,14 @@ class Mechanism:
 
     :param router: a :class:`.routing.router.Router`.
     :param executor: an :class:`.executor.Executor`.
+    :param way_out: a :class:`.publishing.way_out.WayOut`.
     :param journal: a :class:`.journal.Journal`, or None if the journal is off.
     :param amendments: the :class:`.amendments.stream.Amendments`.
     """
 
     router: Any
     executor: Any
+    way_out: Any = None
     journal: Any = None
     amendments: Any = None
 

@@ -33,7 +33,7 @@ from kombu_binary_delay import (
     replace,
     reschedule,
 )
-from kombu_binary_delay.amendments import bulk, channel, door, memory, parts, stream
+from kombu_binary_delay.amendments import bulk, channel, door, generations, memory, parts, stream
 from kombu_binary_delay.amendments.channel import PREFETCH
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -742,7 +742,7 @@ def test_a_retry_of_what_was_published_without_the_transport_supersedes_nothing(
 ):
     publish(publisher, "newer", **{KEY: "k"})
     # Longer than a message with a key may wait, which would be an error.
-    for wait in (100, door.LONGEST_KEYED + 60_000):
+    for wait in (100, generations.LONGEST_KEYED + 60_000):
         eta = datetime.now(UTC) + timedelta(milliseconds=wait)
         retry = {"id": "a", "task": "t", "retries": 1, "eta": eta.isoformat(), KEY: "k"}
         publisher.Producer().publish("retry", routing_key="mail", headers=retry)

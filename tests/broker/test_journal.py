@@ -30,6 +30,7 @@ from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.journal.stream import Stream
 from kombu_binary_delay.ladder import versions
+from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.publishing.batch import PublishBatch
 from kombu_binary_delay.wire import alarms
 from tests.starting import take_away
@@ -656,9 +657,9 @@ def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect):
     channel = connection.default_channel
     with patch.object(writer.Journal, "prepare", lambda _: time.sleep(2)):
         begin = time.time_ns() // 1000
-        plan = channel.plan({}, begin + 60_000_000, "", "mail", begin)
+        out = channel.way_out.to({}, Destination("", "mail"), begin + 60_000_000)
     topology = connection.connection.delay_mechanism.router.topology
-    digits, _ = topology.parse(plan.routing_key)
+    digits, _ = topology.parse(out.routing_key)
     assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick
 
 

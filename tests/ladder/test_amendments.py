@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kombu_binary_delay.amendments import memory as memory_module
 from kombu_binary_delay.amendments.celery import as_resent, with_own_nested
-from kombu_binary_delay.amendments.door import AmendingChannel
+from kombu_binary_delay.amendments.generations import Generations
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -726,7 +726,7 @@ def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chap
     ids=repr,
 )
 def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
-    assert AmendingChannel.begins_generation(headers) == begins
+    assert Generations.begins(headers) == begins
 
 
 @pytest.mark.parametrize(
