@@ -8,7 +8,7 @@ says what happens to the message, and each consuming connection reads that strea
 * :mod:`.parts`: the exchange and the streams. Pure.
 * :mod:`.stream`: writing amendments to the broker and reading them, on a separate :mod:`.channel`;
   many at once with :mod:`.bulk`.
-* :mod:`.celery`: records of Celery's revokes.
-* :mod:`.door`: the part of a channel that writes and honours amendments.
+* :mod:`.generations`: names what supersedes other messages, and records it.
+* :mod:`.way_in`: judges deliveries, and does what follows from it.
 * :mod:`.api`: the functions that a program calls.
 """

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
-from kombu_binary_delay.celery_side.celery import delays
 from kombu_binary_delay.celery_side.failures import to_raise_a_limit
 from kombu_binary_delay.celery_side.worker_log import describe
 from kombu_binary_delay.errors import DelayError, TopologyError
@@ -26,7 +25,7 @@ from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.settings import Settings
-from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of, without_transport
+from kombu_binary_delay.wire.mechanism import TRANSPORT, delays, mechanism_of, without_transport
 
 from .declare import declare
 from .errors import OperationError

@@ -1,13 +1,21 @@
-"""The parts that a connection of our transport holds: router, executor, journal, amendments.
+"""What a connection of our transport carries for its channels, and how to find it.
 
-Batches and journals also work on connections of Kombu's own transport, which hold none of these, so
-they call :func:`mechanism_of`. This module must not import the parts: some of them import it.
+Batches and journals also work on connections of Kombu's own transport, which carry nothing, so they
+call :func:`mechanism_of`. This module imports the parts for their types only: some import it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kombu_binary_delay.amendments.stream import Amendments
+    from kombu_binary_delay.journal.writer import Journal
+    from kombu_binary_delay.publishing.way_out import WayOut
+    from kombu_binary_delay.routing.router import Router
+
+    from .executor import Executor
 
 #: The transport, as the settings of Kombu and Celery name it.
 TRANSPORT = "kombu_binary_delay:Transport"
@@ -17,23 +25,30 @@ TRANSPORT = "kombu_binary_delay:Transport"
 class Mechanism:
     """The parts of one connection that delay messages; all of its channels share them.
 
-    :param router: a :class:`.routing.router.Router`.
-    :param executor: an :class:`.executor.Executor`.
-    :param way_out: a :class:`.publishing.way_out.WayOut`.
-    :param journal: a :class:`.journal.Journal`, or None if the journal is off.
-    :param amendments: the :class:`.amendments.stream.Amendments`.
+    :param journal: None if the journal is off.
     """
 
-    router: Any
-    executor: Any
-    way_out: Any = None
-    journal: Any = None
-    amendments: Any = None
+    router: Router
+    executor: Executor
+    way_out: WayOut
+    journal: Journal | None
+    amendments: Amendments
 
     @property
-    def holding(self) -> list[Any]:
+    def holding(self) -> list[Amendments | Journal]:
         """Return the parts that may hold something in an alarm of the broker."""
-        return [each for each in (self.amendments, self.journal) if each is not None]
+        return [self.amendments] if self.journal is None else [self.amendments, self.journal]
+
+
+class MarkedDriverType(str):
+    """The driver type of a transport that delays messages itself."""
+
+    __slots__ = ()
+
+
+def delays(transport: Any) -> bool:
+    """Return whether a transport, or a class of transports, delays messages itself."""
+    return isinstance(getattr(transport, "driver_type", None), MarkedDriverType)
 
 
 def mechanism_of(connection: Any) -> Mechanism | None:

@@ -33,7 +33,7 @@ from kombu_binary_delay import (
     replace,
     reschedule,
 )
-from kombu_binary_delay.amendments import bulk, channel, door, generations, memory, parts, stream
+from kombu_binary_delay.amendments import bulk, channel, generations, memory, parts, stream, way_in
 from kombu_binary_delay.amendments.channel import PREFETCH
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -57,7 +57,7 @@ QUEUE = Queue("mail")
 
 @pytest.fixture
 def dropped(monkeypatch):
-    monkeypatch.setattr(door, "_listeners", [])
+    monkeypatch.setattr(way_in, "_listeners", [])
     seen: list[Any] = []
     on_dropped(seen.append)
     return seen
@@ -88,7 +88,7 @@ def bodies(arrivals):
 def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properties):
     channel = connection.default_channel
     message = amqp.Message(body, **properties)
-    amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
+    amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past our transport
 
 
 def records_in_stream(connection):
@@ -926,7 +926,7 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     def fail(_: Any) -> None:
         raise ValueError("listener")
 
-    door._listeners.insert(0, fail)  # noqa: SLF001
+    way_in._listeners.insert(0, fail)  # noqa: SLF001
     publish(publisher, "cancelled")
     cancel("cancelled", connection=publisher)
     publish(publisher, "kept", delay=750)
@@ -1250,13 +1250,13 @@ def test_what_was_delivered_before_and_not_acknowledged_is_amended_too(
 def again(monkeypatch):
     """What is delayed again."""
     seen: list[Any] = []
-    delay_again = door.AmendingChannel._delay_again  # noqa: SLF001 - to see its calls
+    delay_again = way_in.WayIn._delay_again  # noqa: SLF001 - to see its calls
 
     def seen_too(self, message, due):
         delay_again(self, message, due)
         seen.append(message)
 
-    monkeypatch.setattr(door.AmendingChannel, "_delay_again", seen_too)
+    monkeypatch.setattr(way_in.WayIn, "_delay_again", seen_too)
     return seen
 
 
@@ -1427,7 +1427,7 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
 def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     connect, publisher, monkeypatch, caplog
 ):
-    monkeypatch.setattr(door, "MOST_RETURNS", 1)
+    monkeypatch.setattr(way_in, "MOST_RETURNS", 1)
     queue = Queue("limited", queue_arguments={"x-queue-type": "quorum"})
     first, second = connect(), connect()
     queue(first.default_channel).declare()

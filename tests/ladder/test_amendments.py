@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kombu_binary_delay.amendments import memory as memory_module
-from kombu_binary_delay.amendments.celery import as_resent, with_own_nested
 from kombu_binary_delay.amendments.generations import Generations
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
 from kombu_binary_delay.amendments.record import (
@@ -41,6 +40,7 @@ from kombu_binary_delay.amendments.record import (
     split,
     to_line,
 )
+from kombu_binary_delay.celery_side.tasks import as_resent, with_own_nested
 
 DAY = 86_400_000
 NOW = 1_800_000_000_000
