@@ -32,7 +32,8 @@ from .ladder.delay import (
 )
 from .ladder.envelope import HEADERS
 from .publishing import PublishBatch
-from .publishing.way_out import UNDELAYED, WayOut, encoded
+from .publishing.frames import EncodedMessage
+from .publishing.way_out import UNDELAYED, Outgoing, WayOut, encoded
 from .wire.following import Following
 from .wire.mechanism import Mechanism, mechanism_of
 from .wire.received import keep_body
@@ -102,23 +103,13 @@ class ChannelMixin(_Above):
         way_out, limit = self.way_out, timeout or self._confirm_timeout
         # amqp also writes None as an empty name.
         to = Destination(exchange or "", routing_key or "")
-        in_transaction = not self.supports_batch_publish
-        try:
-            out = way_out.of(msg.properties, to, limit, in_transaction=in_transaction)
-            # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
-            message = encoded(self.connection, msg.body, out.properties)
-        except UNDELAYED as exc:
-            if not is_retry(headers):
-                raise
-            # Celery would drop the task.
-            out = way_out.left_to_worker(msg.properties, to, exc, in_transaction=in_transaction)
-            message = encoded(self.connection, msg.body, out.properties)
+        out, message = self._ready(way_out, msg, to, limit)
         # py-amqp would hide a TimeoutError.
         self.following.raise_from_callbacks()
         options = (mandatory, immediate, timeout, confirm_timeout, argsig)
         result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
         if out.due is not None and self.mechanism.router.relies_on_others and not self._is_taken():
-            out = way_out.again(out, limit)
+            out = way_out.ready_again(out, limit)
             message = encoded(self.connection, msg.body, out.properties)
             result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
         self._after_publish(partial(way_out.done, out))
@@ -158,6 +149,24 @@ class ChannelMixin(_Above):
     def way_out(self) -> WayOut:
         """What makes messages ready to be published."""
         return self.mechanism.way_out
+
+    def _ready(
+        self, way_out: WayOut, msg: Any, to: Destination, limit: float | None
+    ) -> tuple[Outgoing, EncodedMessage]:
+        """Return what to publish where; all that it needs exists, and it can be written."""
+        in_transaction = not self.supports_batch_publish
+        try:
+            out = way_out.ready(msg.properties, to, limit, in_transaction=in_transaction)
+            # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
+            return out, encoded(self.connection, msg.body, out.properties)
+        except UNDELAYED as why:
+            if not is_retry(msg.properties[HEADERS]):
+                raise
+            # Celery would drop the task.
+            out = way_out.ready_without_delay(
+                msg.properties, to, why, in_transaction=in_transaction
+            )
+            return out, encoded(self.connection, msg.body, out.properties)
 
     def _is_taken(self) -> bool:
         """Return whether the broker has taken the first message, or will tell by a confirm.

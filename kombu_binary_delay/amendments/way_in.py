@@ -265,7 +265,7 @@ class WayIn:
         # must still look as it was published.
         copies = {name: headers.pop(name) for name in COPIES if name in headers}
         properties = {**published.properties, HEADERS: headers}
-        out = mechanism.way_out.to(properties, Destination("", queue), min(due, longest))
+        out = mechanism.way_out.ready_at(properties, Destination("", queue), min(due, longest))
         seen_as(out.properties[HEADERS], published.destination, copies)
         again = copy_of(message, out.properties)
         self._amendments.publish(again, out.exchange, out.routing_key)

@@ -206,7 +206,7 @@ class _Trial:
             now = time.time_ns() // 1000
             due = now + int(self._delay * 1000)
             to = Destination("", self._queue)
-            out = self._channel.way_out.to(self._properties, to, due)
+            out = self._channel.way_out.ready_at(self._properties, to, due)
         except TopologyError as exc:
             raise _Refusal("permissions", str(exc), self._on_refusal(str(exc))) from exc
         self._raw.open()

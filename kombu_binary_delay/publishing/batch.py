@@ -317,7 +317,7 @@ class PublishBatch:
     def _make_out(self, way_out: WayOut, pending: _Pending) -> None:
         """Make ready what a new message asks for; an error about it comes here, and not later."""
         try:
-            pending.out = way_out.of(
+            pending.out = way_out.ready(
                 pending.message.properties,
                 Destination(pending.exchange, pending.routing_key),
                 pending.options[2],
@@ -368,7 +368,7 @@ class PublishBatch:
 
     def _make_out_again(self, way_out: WayOut, pending: _Pending, out: Outgoing) -> None:
         try:
-            out = way_out.again(out, pending.options[2])
+            out = way_out.ready_again(out, pending.options[2])
         except UNDELAYED as exc:
             if pending in self._buffer:
                 self._buffer.remove(pending)

@@ -53,7 +53,7 @@ class Outgoing(NamedTuple):
     #: When it is due, in microseconds since the epoch; None if it does not wait.
     due: int | None = None
     #: Until when this may be sent, in microseconds since the epoch; later, its delay is a tick
-    #: shorter, see :meth:`WayOut.again`.
+    #: shorter, see :meth:`WayOut.ready_again`.
     until: int = EVER
     #: The records of what it supersedes.
     records: Sequence[Any] = ()
@@ -130,7 +130,7 @@ class WayOut:
         """
         return asks_for_delay(headers) or self._generations.begins(headers)
 
-    def of(
+    def ready(
         self,
         properties: dict[str, Any],
         destination: Destination,
@@ -167,9 +167,9 @@ class WayOut:
             records = self._generations.records(properties, due, now, check)
         if not is_delayed:
             return Outgoing(properties, *destination, records=records)
-        return self._ready((properties, destination), due, now, timeout, records)
+        return self._planned((properties, destination), due, now, timeout, records)
 
-    def to(
+    def ready_at(
         self,
         properties: dict[str, Any],
         destination: Destination,
@@ -179,24 +179,24 @@ class WayOut:
         """Return how to publish a message that is due at a time, and at least one tick from now.
 
         :param due: microseconds since the epoch.
-        :raises DelayError, AddressError, TopologyError, RecoverableConnectionError: as :meth:`of`.
+        :raises BinaryDelayError, RecoverableConnectionError: as :meth:`ready`.
         """
         now = min(time.time_ns() // 1000, due - 1)
-        return self._ready((properties, destination), due, now, timeout)
+        return self._planned((properties, destination), due, now, timeout)
 
-    def again(self, out: Outgoing, timeout: float | None = None) -> Outgoing:
+    def ready_again(self, out: Outgoing, timeout: float | None = None) -> Outgoing:
         """Return how to publish a message now that was not sent when it was ready.
 
         If it is due by now, one tick remains: without a delay, RabbitMQ would apply its expiration.
 
-        :raises DelayError, AddressError, TopologyError, RecoverableConnectionError: as :meth:`of`.
+        :raises BinaryDelayError, RecoverableConnectionError: as :meth:`ready`.
         """
         if out.due is None:
             return out
         now = min(time.time_ns() // 1000, out.due - 1)
-        return self._ready(out.given, out.due, now, timeout, out.records)
+        return self._planned(out.given, out.due, now, timeout, out.records)
 
-    def left_to_worker(
+    def ready_without_delay(
         self,
         properties: dict[str, Any],
         destination: Destination,
@@ -240,7 +240,7 @@ class WayOut:
         """
         self._generations.write(records)
 
-    def _ready(
+    def _planned(
         self,
         given: tuple[dict[str, Any], Destination],
         due: int | None,

@@ -658,7 +658,7 @@ def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect):
     channel = connection.default_channel
     with patch.object(writer.Journal, "prepare", lambda _: time.sleep(2)):
         begin = time.time_ns() // 1000
-        out = channel.way_out.to({}, Destination("", "mail"), begin + 60_000_000)
+        out = channel.way_out.ready_at({}, Destination("", "mail"), begin + 60_000_000)
     topology = connection.connection.delay_mechanism.router.topology
     digits, _ = topology.parse(out.routing_key)
     assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick

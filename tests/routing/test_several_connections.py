@@ -345,7 +345,7 @@ def test_what_only_the_rest_of_a_delay_passes_is_looked_at_too(broker, monkeypat
     no_generations: Any = None
     way_out = WayOut(wire, connection.router, broker, None, no_generations)
 
-    out = way_out.to({}, Destination("", "q"), connection.now + 60 * SECOND)
+    out = way_out.ready_at({}, Destination("", "q"), connection.now + 60 * SECOND)
 
     headers = out.properties["application_headers"]
     (rest,) = broker.follow(out.exchange, [out.routing_key], headers)
