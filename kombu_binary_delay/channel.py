@@ -100,7 +100,8 @@ class ChannelMixin(_Above):
             return super()._basic_publish(
                 msg, exchange, routing_key, mandatory, immediate, timeout, confirm_timeout, argsig
             )
-        way_out, limit = self.way_out, timeout or self._confirm_timeout
+        mechanism, limit = self.mechanism, timeout or self._confirm_timeout
+        way_out = mechanism.way_out
         # amqp also writes None as an empty name.
         to = Destination(exchange or "", routing_key or "")
         out, message = self._ready(way_out, msg, to, limit)
@@ -108,11 +109,15 @@ class ChannelMixin(_Above):
         self.following.raise_from_callbacks()
         options = (mandatory, immediate, timeout, confirm_timeout, argsig)
         result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
-        if out.due is not None and self.mechanism.router.relies_on_others and not self._is_taken():
+        if mechanism.router.relies_on_others and out.due is not None and not self._is_taken():
             out = way_out.ready_again(out, limit)
             message = encoded(self.connection, msg.body, out.properties)
             result = super()._basic_publish(message, out.exchange, out.routing_key, *options)
-        self._after_publish(partial(way_out.done, out))
+        if self._afterwards is None:
+            way_out.done(out)
+        else:
+            # After the confirm that the publish waits for, or after the commit.
+            self._afterwards.append(partial(way_out.done, out))
         return result
 
     # With publisher confirms on, amqp hides this behind an instance attribute that calls
@@ -214,13 +219,6 @@ class ChannelMixin(_Above):
         for action in actions or ():
             action()
         return result
-
-    def _after_publish(self, action: Callable[[], object]) -> None:
-        """Call ``action`` now, after the confirm that a publish waits for, or after a commit."""
-        if self._afterwards is not None:
-            self._afterwards.append(action)
-        else:
-            action()
 
     def tx_select(self) -> Any:
         """Begin transactions; batches use another channel and cannot take part in them."""
