@@ -290,7 +290,7 @@ class ChannelMixin(_Above):
 
         The bindings of this connection then apply as with :meth:`basic_consume`.
         """
-        self.mechanism.amendments.look()
+        self.mechanism.amendments.reader.look()
         while True:
             self.following.consuming()
             message = super().basic_get(queue, no_ack, *args, **kwargs)

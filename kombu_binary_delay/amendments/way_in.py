@@ -28,7 +28,7 @@ from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.mechanism import Mechanism
 from kombu_binary_delay.wire.received import copy_of
 
-from .memory import POSTPONED, SUPERSEDED, Verdict
+from .memory import POSTPONED, SUPERSEDED, Fate
 from .record import REPLACES
 from .stream import Amendments
 
@@ -119,26 +119,26 @@ class WayIn:
         # A result has no id of its own by which it could be amended.
         if self._mechanism.router.is_private(queue) or self._worker.reads_results(callback):
             return callback
-        self._amendments.catch_up()
+        self._amendments.reader.catch_up()
         if callback is None:
             return None
-        return partial(self._deliver, self._amendments.verdict, callback, tag, no_ack)
+        return partial(self._deliver, self._amendments.reader.fate, callback, tag, no_ack)
 
     def _hear(self, dispatch: Dispatch, message: Any) -> None:
         """Dispatch a broadcast. If it revokes something, there are amendments now."""
         if self._worker.may_revoke(message.body):
-            self._amendments.heard()
+            self._amendments.reader.heard()
         dispatch(message)
 
     def passes(self, message: Any, *, no_ack: bool) -> bool:
         """Judge a message that was got; return whether it is the program's."""
         message.delivery_info["no_ack"] = no_ack
-        fate = self._amendments.verdict(message.properties)
+        fate = self._amendments.reader.fate(message.properties)
         return fate is None or not self._handle(fate, message, partial(self._put_back, message))
 
     def _deliver(
         self,
-        judge: Callable[[Mapping[str, Any]], Verdict | None],
+        judge: Callable[[Mapping[str, Any]], Fate | None],
         dispatch: Dispatch,
         tag: str,
         no_ack: bool,  # noqa: FBT001 - once for each delivery
@@ -168,7 +168,7 @@ class WayIn:
 
     def _deliver_again(
         self,
-        judge: Callable[[Mapping[str, Any]], Verdict | None],
+        judge: Callable[[Mapping[str, Any]], Fate | None],
         dispatch: Dispatch,
         tag: str,
         no_ack: bool,  # noqa: FBT001 - as in _deliver
@@ -180,7 +180,7 @@ class WayIn:
             # Its consumer was cancelled.
             self._put_back(message)
 
-    def _handle(self, fate: Verdict, message: Any, again: Callable[[], object]) -> bool:
+    def _handle(self, fate: Fate, message: Any, again: Callable[[], object]) -> bool:
         """Drop a message or delay it again; return False if the latter was not possible.
 
         :param again: does this once more, for when the broker blocks publishers.
@@ -205,7 +205,7 @@ class WayIn:
 
     # -- dropped, or left to the worker --------------------------------------------------------
 
-    def _leave_to_worker(self, fate: Verdict, dispatch: Dispatch, message: Any) -> None:
+    def _leave_to_worker(self, fate: Fate, dispatch: Dispatch, message: Any) -> None:
         """Dispatch a task so that Celery's worker discards it as revoked."""
         if fate.reason == SUPERSEDED and not fate.by_key:
             # The task that replaces it has the same id, and is not revoked.
@@ -221,7 +221,7 @@ class WayIn:
                 fate.reason,
             )
 
-    def _drop(self, fate: Verdict, message: Any) -> None:
+    def _drop(self, fate: Fate, message: Any) -> None:
         self._acknowledge(message)
         journal = self._mechanism.journal
         if journal is not None:
@@ -294,7 +294,7 @@ class WayIn:
                 f"room for another message that waits"
             )
         self._holding += 1
-        self._amendments.hold(due, partial(self._try_again, again, self._reopened))
+        self._amendments.held.hold(due, partial(self._try_again, again, self._reopened))
 
     def _try_again(self, again: Callable[[], object], reopened: int) -> None:
         # A channel that has closed has given its messages back, also where it is open again.

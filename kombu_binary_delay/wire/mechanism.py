@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kombu_binary_delay.amendments.holding import Held
     from kombu_binary_delay.amendments.stream import Amendments
     from kombu_binary_delay.journal.writer import Journal
     from kombu_binary_delay.publishing.way_out import WayOut
@@ -35,9 +36,10 @@ class Mechanism:
     amendments: Amendments
 
     @property
-    def holding(self) -> list[Amendments | Journal]:
+    def holding(self) -> list[Held | Journal]:
         """Return the parts that may hold something in an alarm of the broker."""
-        return [self.amendments] if self.journal is None else [self.amendments, self.journal]
+        held = self.amendments.held
+        return [held] if self.journal is None else [held, self.journal]
 
 
 class MarkedDriverType(str):

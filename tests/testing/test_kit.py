@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import freezegun
 import pytest
@@ -12,6 +15,8 @@ from kombu import Connection, Queue
 
 from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
 from tests.testing.programs import OURS, Shop
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -155,6 +160,15 @@ def test_an_app_that_cannot_be_tested_so_is_an_error_that_names_the_remedy(delay
     shop.note.delay("a")
     with pytest.raises(KitError, match="broker_transport = 'kombu_binary_delay:Transport'"):
         delayed.run()
+
+
+def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "test-delayed-tasks.md").read_text()
+    tests = page.partition("<!-- file: test_shop.py -->\n```python\n")[2].partition("```\n")[0]
+    (tmp_path / "test_shop.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
 
 
 def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):
