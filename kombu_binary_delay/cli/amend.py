@@ -17,7 +17,7 @@ from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
 from .command import FOUND, OK, Printer, dry_run, subcommand
 from .command import yes as no_question
 from .connect import Target
-from .sources import Place
+from .sources import TaskSource
 from .sources import choose as source
 from .values import Countdown, Moment
 
@@ -204,10 +204,14 @@ def _found(
 ) -> tuple[operate.Chosen, dict[str, Any]]:
     select = operate.Selection(name, queue, frozenset(), due_after, due_before)
     with ExitStack() as stack:
-        found = Place.of(broker, stack, source, node_command).waiters(select)
-        chosen = operate.choose(found)
-        more = {"source": found.source, "complete": found.complete, "unseen": found.unseen()}
-        return chosen, more
+        table = TaskSource.of(broker, stack, source, node_command).tasks()
+    chosen = operate.choose(table.tasks(select))
+    more = {
+        "source": table.source,
+        "complete": table.complete,
+        "unseen": table.unseen(select),
+    }
+    return chosen, more
 
 
 def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:

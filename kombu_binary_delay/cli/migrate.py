@@ -11,11 +11,11 @@ import click
 from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.migrate import refuse_a_circle
 
 from .command import FOUND, OK, SOON, Printer, dry_run, subcommand
 from .connect import Target
-from .failures import named
 from .progress import bar
 
 _from_ladder = click.option(

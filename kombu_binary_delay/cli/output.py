@@ -17,13 +17,14 @@ from kombu_binary_delay.operate import (
     Difference,
     Explanation,
     Migration,
-    Plan,
+    Preview,
     Pruning,
     Redrive,
+    Selection,
     Story,
+    TaskTable,
     Teardown,
     Verification,
-    Waiters,
     WaitingTask,
 )
 from kombu_binary_delay.operate.amend import CANCEL
@@ -66,13 +67,12 @@ def explanation(value: Explanation) -> RenderableType:
     way.add_column("in the queue", overflow="fold")
     for name in ("from", "until"):
         way.add_column(name, justify="right", no_wrap=True, style="dim")
-    for stay in value.stays:
-        way.add_row(
-            exact(stay.ends - stay.begins), stay.queue, exact(stay.begins), exact(stay.ends)
-        )
+    for wait in value.waits:
+        begins, ends = exact(wait.begins), exact(wait.ends)
+        way.add_row(exact(wait.ends - wait.begins), wait.queue, begins, ends)
     end = Text(f"arrives at {place(value.destination)}", style="bold green")
-    stays: list[RenderableType] = ["", way] if value.stays else []
-    return Group(facts, *stays, end, *_notes(value.notes))
+    waits: list[RenderableType] = ["", way] if value.waits else []
+    return Group(facts, *waits, end, *_notes(value.notes))
 
 
 def _digits(value: Explanation) -> Text:
@@ -139,13 +139,12 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
     return lines
 
 
-def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
+def task_foot(table: TaskTable, select: Selection, shown: int) -> RenderableType:
     """Draw how many tasks there are, where they were read, and what is not included."""
+    matched, unseen = table.count(select), table.unseen(select)
     those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
-    lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
-    if found.complete:
-        return Group(*lines, *_notes(found.unseen()))
-    return Group(*lines, *(hanging("!", each, "yellow") for each in found.unseen()))
+    line = Text.assemble((those, "bold"), (f", from the {table.source}", "dim"))
+    return Group(line, *(_notes(unseen) if table.complete else _reasons(unseen)))
 
 
 def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
@@ -176,7 +175,7 @@ def story(value: Story) -> RenderableType:
         facts.add_row("called", plain(task.call))
         facts.add_row("for", plain(task.queue))
     for event in value.events:
-        words = [moment(event.at)]
+        words = ["when is not recorded" if event.at is None else moment(event.at)]
         if event.kind == "scheduled" and event.due is not None:
             words.append(f"due {moment(event.due)}")
         if event.retries:
@@ -337,7 +336,7 @@ def redriven(value: Redrive) -> RenderableType:
     return Group(*(shown or [Text("nothing is parked")]))
 
 
-def plan(value: Plan, *, dry: bool = True) -> RenderableType:
+def plan(value: Preview, *, dry: bool = True) -> RenderableType:
     """Draw what would be moved."""
     del dry
     table = Table(box=None, header_style="dim", pad_edge=False)

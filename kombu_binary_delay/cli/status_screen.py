@@ -98,7 +98,7 @@ def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
         yield Text(f"{said}\n", style="dim")
         return
     parts: list[str | tuple[str, str]] = [(f"{ladder.messages:,}", "bold"), (" waiting", "dim")]
-    if rates:
+    if rates and ladder.rate_in is not None and ladder.rate_out is not None:
         parts += [
             ("   in ", "dim"),
             (f"{ladder.rate_in:,.1f}/s", "green"),

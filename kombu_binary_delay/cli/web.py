@@ -16,7 +16,7 @@ from kombu_binary_delay.operate.waiting import JOURNAL, NODE
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
-from .sources import Place, choose
+from .sources import TaskSource, choose
 
 _USERS = "BINARY_DELAY_WEB_USERS"
 
@@ -218,8 +218,8 @@ def _open(
     source: str | None,
     node_command: str | None,
     said: set[str],
-) -> Place:
-    return Place.of(broker, stack, source, node_command, said)
+) -> TaskSource:
+    return TaskSource.of(broker, stack, source, node_command, said)
 
 
 def _lines(users: IO[str] | None) -> str | None:

@@ -23,7 +23,7 @@ from kombu_binary_delay.wire.received import copy_of
 
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .migrate import Plan
+from .migrate import Preview
 from .mover import (
     Decision,
     Keep,
@@ -139,7 +139,7 @@ def parked(
     management: Management | None = None,
     *,
     to: Destination | None = None,
-) -> Plan:
+) -> Preview:
     """Count what :func:`redrive` would read; where it is to go is not known.
 
     Nothing is taken: a quorum queue counts that, and an interrupt could double a message.
@@ -150,7 +150,7 @@ def parked(
         count = _parked(probe, topology, to)
     is_known = count is not None and not _is_unknown(topology.parking, management)
     reasons = () if is_known else (why_left([topology.parking]),)
-    return Plan(((topology.parking, count or 0),), reasons)
+    return Preview(((topology.parking, count or 0),), reasons)
 
 
 def _parked(probe: Probe, topology: Topology, to: Destination | None) -> int | None:

@@ -46,13 +46,16 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LadderStatus:
-    """One ladder: its queues by their waits, and its messages per second in the last minute."""
+    """One ladder: its queues by their waits, and its messages per second in the last minute.
+
+    The rates are None if they are not known.
+    """
 
     name: str
     current: bool
     queues: tuple[Waiting, ...]
-    rate_in: float
-    rate_out: float
+    rate_in: float | None
+    rate_out: float | None
 
     @property
     def messages(self) -> int:

@@ -27,9 +27,14 @@
     }
   }
 
+  function writeZone(within) {
+    const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    for (const field of within.querySelectorAll("input.zone")) field.value = name || "";
+  }
+
   function announce() {
     const said = [...document.querySelectorAll("[data-announce]")]
-      .map((each) => each.dataset.announce).join(". ");
+      .map((part) => part.dataset.announce).join(". ");
     const live = document.getElementById("live");
     if (live.textContent !== said) live.textContent = said;
   }
@@ -125,7 +130,7 @@
     }
     chart.setData(data);
     chart.setScale("x", { min: found.start / 1000, max: found.end / 1000 });
-    if (chosen) sayRange(box, found.start, found.end, found.counts.reduce((sum, each) => sum + each, 0));
+    if (chosen) sayRange(box, found.start, found.end, found.counts.reduce((sum, count) => sum + count, 0));
     else sayRange(box, null);
   }
 
@@ -145,7 +150,18 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     writeTimes(document);
+    writeZone(document);
     announce();
+    document.documentElement.classList.add("scripted");
+    document.body.addEventListener("change", (event) => {
+      const box = event.target;
+      const boxes = [...document.querySelectorAll("input[name=chosen]")];
+      if (box.matches(".choose-all")) for (const task of boxes) task.checked = box.checked;
+      else if (box.matches("input[name=chosen]")) {
+        const all = document.querySelector(".choose-all");
+        all.checked = boxes.every((task) => task.checked);
+      }
+    });
     document.getElementById("zone").textContent =
       isUtc ? "Times are in UTC." : `Times are in your zone, ${zone}, with UTC beside.`;
     document.addEventListener("selectionchange", () => { selected = Date.now(); });
@@ -165,9 +181,10 @@
     });
     document.body.addEventListener("htmx:afterSwap", (event) => {
       const part = event.detail.target;
-      const same = [...part.querySelectorAll("a, button, input")].find((each) => each.outerHTML === focused);
+      const same = [...part.querySelectorAll("a, button, input")].find((control) => control.outerHTML === focused);
       same?.focus({ preventScroll: true });
       writeTimes(part);
+      writeZone(part);
       announce();
     });
     document.body.addEventListener("htmx:afterRequest", (event) => answered("part", event.detail.successful));
@@ -175,7 +192,7 @@
       button.addEventListener("click", () => {
         span = button.dataset.span;
         chosen = null;
-        for (const each of document.querySelectorAll("[data-span]")) each.setAttribute("aria-pressed", each === button);
+        for (const other of document.querySelectorAll("[data-span]")) other.setAttribute("aria-pressed", other === button);
         draw();
       });
     }
