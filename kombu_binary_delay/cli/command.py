@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, cast
 
 import click
@@ -67,26 +67,37 @@ class Printer:
         click.echo(wrapped(plain(text)), err=True)
 
     def confirm(self, text: str, *, yes: bool) -> None:
-        """Print what happens next and, on a terminal, ask for consent.
+        """Print what happens next, and ask for consent.
 
         :param yes: whether the user has already consented.
-        :raises OperationError: if the user says no.
+        :raises OperationError: if the user says no, or there is no terminal to ask on.
         """
         self.log(text)
-        if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise OperationError(
+                "nothing was changed: there is no terminal to confirm it on; give --yes"
+            )
+        if not click.confirm("Go on?", err=True):
             raise OperationError("nothing was changed, as you did not confirm it")
 
 
 def subcommand(
-    function: Callable[..., int | None], *, drawn: bool = True, cleaning: int = _CLEANING
+    function: Callable[..., int | None],
+    *,
+    management: bool = False,
+    drawn: bool = True,
+    cleaning: int = _CLEANING,
 ) -> Callable[..., None]:
     """Return a function that runs a subcommand with its broker and output, and sets the exit code.
 
+    :param management: whether it asks the management API.
     :param drawn: whether it uses :meth:`Printer.show`.
     :param cleaning: how many seconds it may go on after a signal.
     """
 
-    @accepts_places
+    @partial(accepts_places, management=management)
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @click.pass_context
     @wraps(function)
@@ -205,24 +216,23 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
     return code
 
 
-def wrapped(text: str) -> str:
-    """Return text with its lines broken between words, to the terminal's width."""
+def wrapped(text: str, indent: int = 2) -> str:
+    """Return a paragraph with its lines broken between words, to the terminal's width.
+
+    :param indent: how far to the right the lines after the first begin.
+    """
     if not sys.stderr.isatty():
         return text
     return textwrap.fill(
         text,
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
+        max(shutil.get_terminal_size().columns, indent + 40),
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
+yes = click.option("--yes", is_flag=True, help="Do not ask; without a terminal, it is needed.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )

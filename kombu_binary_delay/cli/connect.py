@@ -282,13 +282,15 @@ class Target:
 
 def _settings_of(app: Any) -> Mapping[str, Any]:
     options = app.conf.broker_transport_options or {}
-    if isinstance(given := options.get(KEY) or {}, Mapping):
-        return given
+    given = options.get(KEY) or {}
     try:
-        Settings.from_transport_options(options)
+        # An option can replace an invalid value, but not what stands in the wrong place.
+        Settings.from_transport_options(
+            {**options, KEY: {} if isinstance(given, Mapping) else given}
+        )
     except SettingsError as exc:
         raise click.UsageError(str(exc)) from exc
-    return {}
+    return given
 
 
 def _is_over_tls(transport: Any) -> bool:

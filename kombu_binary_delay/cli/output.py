@@ -28,7 +28,7 @@ from kombu_binary_delay.operate import (
     WaitingTask,
 )
 from kombu_binary_delay.operate.amend import CANCEL
-from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.text import plain, plural
 from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
@@ -281,6 +281,10 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
     if value.keeps:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
+    if value.journal:
+        text = f"the journal {value.journal} stays, and may have arguments of tasks: delete that "
+        text += "queue if nobody needs it"
+        lines.append(hanging("!", text, "yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
 
 
@@ -353,7 +357,9 @@ def migration(value: Migration) -> RenderableType:
     """Draw what was moved."""
     rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
     lines: list[RenderableType] = [
-        Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")
+        Text(
+            f"{plural(value.moved, 'message')} moved in {value.seconds:.1f} s{rate}", style="green"
+        )
     ]
     if value.kept:
         lines.append(Text(f"{value.kept:,} stay: they do not wait for a time that is to come"))
@@ -399,8 +405,7 @@ def _notes(sentences: Iterable[str]) -> list[RenderableType]:
 
 
 def _count(of: int | Sequence[str], what: str) -> str:
-    number = of if isinstance(of, int) else len(of)
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return plural(of if isinstance(of, int) else len(of), what)
 
 
 def _done(dry: bool, what: str) -> str:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import click
@@ -65,7 +66,7 @@ _HISTORY = 60  # looks
 )
 @choose
 @ladder
-@subcommand
+@partial(subcommand, management=True)
 def status(
     broker: Target,
     printer: Printer,

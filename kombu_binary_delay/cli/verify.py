@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ from .connect import Target
     "--user", metavar="NAME", help="Whose permissions to look at.  [default: this user's]"
 )
 @ladder
-@subcommand
+@partial(subcommand, management=True)
 def verify(
     broker: Target, printer: Printer, fix: bool, user: str | None, ladder: str | None
 ) -> int:

@@ -58,7 +58,7 @@ _USERS = "BINARY_DELAY_WEB_USERS"
     "[default: 127.0.0.1 and ::1]",
 )
 @choose
-@accepts_places
+@partial(accepts_places, management=True)
 @click.pass_obj
 def web(
     asked: Asked,

@@ -16,6 +16,7 @@ from kombu_binary_delay.wire.executor import Executor, unbind
 from .errors import OperationError, RefusedError, UnreachableError
 from .probe import Probe
 from .snapshot import Row
+from .text import plural
 
 #: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
@@ -123,11 +124,11 @@ def delete_empty(channel: Any, probe: Probe, row: Row, ways: Iterable[str] = ())
         else:
             if count:
                 raise OperationError(
-                    f"{count} messages came into the queue {name!r} while it was deleted, and are "
-                    f"lost; stop the programs that publish to it"
+                    f"{plural(count, 'message')} came into the queue {name!r} while it was deleted "
+                    f"and lost; stop the programs that publish to it"
                 )
             return
     raise RefusedError(
-        f"{count} messages have come into the queue {name!r}; stop the programs that publish to "
-        f"it, and wait until it is empty"
+        f"{plural(count, 'message')} came into the queue {name!r}; stop the programs that publish "
+        f"to it, and wait until it is empty"
     )

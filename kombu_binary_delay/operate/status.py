@@ -22,6 +22,7 @@ from .management import Management
 from .probe import Probe, ready
 from .reading import Source, sources
 from .snapshot import NOT_UP, Row, Snapshot, arguments, is_held_up, is_up, leaving
+from .text import plural
 from .trouble import Expected, alarms, missing
 
 
@@ -143,13 +144,14 @@ def status(
         elif kind == "parking":
             parked[name] = counted.get(name, 0)
         elif kind == "poison" and counted.get(name):
-            troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
+            unreadable = plural(counted[name], "message")
+            troubles.append(f"{name}: {unreadable} in it could not be read")
         elif kind == "relay":
             relays[name] = counted.get(name, 0) + leaving(snapshot.queues[name])
             if is_held_up(snapshot.queues[name]):
                 troubles.append(
-                    f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
-                    f"what it leads to, which is full or does not confirm; no others are held up"
+                    f"{name}: {plural(leaving(snapshot.queues[name]), 'message')} due, and refused "
+                    f"by what it leads to, which is full or does not confirm; no others are held up"
                 )
     longest = _Longest(topology, snapshot, _sources(topology, snapshot, groups.values()))
     in_use = {each.prefix for each in (topology, *(expected.lanes if expected else ()))}
@@ -161,8 +163,8 @@ def status(
         f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
     ]
     troubles += [
-        f"{count:,} messages are parked: their destination was gone when they were due; "
-        f"see and send them on with '{_redrive(topology, name)}'"
+        f"{plural(count, 'message')} parked, whose destination was gone when due; see and send on "
+        f"with '{_redrive(topology, name)}'"
         for name, count in parked.items()
         if count
     ]
@@ -301,11 +303,12 @@ def _trouble(row: Row, held: int) -> str | None:
             f"what waits in it waits on"
         )
     if row.get("consumers"):
-        return f"{row['consumers']} consumers take messages from it before they are due"
+        by = plural(row["consumers"], "consumer")
+        return f"messages are taken from it before they are due, by {by}"
     if is_held_up(row):
         return (
-            f"{held} messages are due and not taken: what they lead to is gone, full, or does not "
-            f"confirm, and holds up all behind them"
+            f"{plural(held, 'message')} due and not taken: what it leads to is gone, full, or does "
+            f"not confirm, and holds up all behind"
         )
     return None
 

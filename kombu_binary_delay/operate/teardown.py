@@ -13,6 +13,7 @@ from typing import Any
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.celery_side.failures import BROKER_ERRORS
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
+from kombu_binary_delay.journal import stream_name as stream_name_of_journal
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
@@ -24,6 +25,7 @@ from .probe import Probe, ready
 from .progress import Notify, ignore
 from .snapshot import Row, Snapshot, arguments, queues_now, unknown, unseen
 from .status import ladder_of
+from .text import plural
 
 #: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
 #: Only these count the messages that a dead-letter worker has.
@@ -36,13 +38,15 @@ _ON_THE_WAY = 0.2
 class Teardown:
     """The names of what was removed (or would be), and the number of messages ``lost`` with it.
 
-    ``keeps`` names the ladders that still use the delivery side.
+    ``keeps`` names the ladders that still use the delivery side; ``journal`` is the name of the
+    journal's stream, if there is one and no ladder is left that would write to it.
     """
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
     lost: int
     keeps: tuple[str, ...]
+    journal: str = ""
 
 
 def teardown(  # noqa: PLR0913 - what stays, and for callers of different patience
@@ -90,6 +94,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     if not mine and not queues:
         # The delivery side belongs to another ladder, or was made ahead of one.
         return Teardown((), (), 0, others)
+    journal = stream_name_of_journal(topology.namespace)
+    journal_stays = not others and journal in snapshot.queues
     if not others:
         side = f"{topology.delivery_prefix}."
         amendments = _amendments(topology)
@@ -99,7 +105,6 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
             and topology.namespace not in amended
             and not _others(topology, snapshot, in_use, gone, all_sides=True)
         )
-        journal = f"{side}journal"
 
         def goes(name: str) -> bool:
             if name in amendments:
@@ -117,8 +122,13 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     waiting = held(connection, management, counted, guess=force)
     lost = sum(waiting.values())
     if lost and not force:
+        cancelled = ""
+        if not _amendments(topology).isdisjoint(snapshot.queues):
+            cancelled = ", those that were cancelled among them: these wait until they are due, too"
+        journal_left = f"; the journal, {journal}, would be left" if journal_stays else ""
         raise RefusedError(
-            f"{_listed(waiting)}; wait until they have left, or migrate or redrive them"
+            f"{_listed(waiting)}{cancelled}; wait until they have left, migrate or redrive them, "
+            f"or remove them with --force, and they are lost{journal_left}"
         )
     if not dry_run and force:
         _remove(connection, topology, mine, queues)
@@ -126,7 +136,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
         # The amendments last: put back, they would be empty.
         going = [*counted, *(name for name in queues if name not in counted)]
         _remove_empty(connection, management, topology, snapshot, mine, going, stats_delay, notify)
-    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
+    left = journal if journal_stays else ""
+    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others, left)
 
 
 def held(
@@ -245,7 +256,9 @@ def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
 
 def _listed(waiting: dict[str, int]) -> str:
     first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
-    return f"{sum(waiting.values())} messages wait ({first}{_more(waiting)})"
+    count = sum(waiting.values())
+    waits = "waits" if count == 1 else "wait"
+    return f"{plural(count, 'message')} {waits} ({first}{_more(waiting)})"
 
 
 def _more(names: Sized) -> str:

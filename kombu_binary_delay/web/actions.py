@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kombu_binary_delay import operate
+from kombu_binary_delay.operate.text import plural
 
 #: How many actions can wait for a confirmation, and for how many seconds.
 _KEPT, _AGE = 32, 900
@@ -61,8 +62,7 @@ class Action:
     @property
     def what(self) -> str:
         """What is changed, in words: ``1 task``, ``1,204 tasks``, ``3 messages``."""
-        word = "message" if self.chosen is None else "task"
-        return f"{self.count:,} {word}{'' if self.count == 1 else 's'}"
+        return plural(self.count, "message" if self.chosen is None else "task")
 
     @property
     def kept(self) -> str:

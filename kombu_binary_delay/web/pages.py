@@ -28,7 +28,7 @@ from kombu_binary_delay import operate
 from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
 from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.status import parked_by_side
-from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.text import plain, plural
 from kombu_binary_delay.operate.when import moment_of
 
 from .actions import Action, Actions
@@ -482,7 +482,7 @@ class Pages:
             with named(self._broker), self._broker.delaying() as connection:
                 done = operate.amend(connection, action.kind, action.chosen, action.due)
             word = "cancelled" if action.kind == CANCEL else "rescheduled"
-            count = _tasks(len(done.ids) - action.unmoved)
+            count = plural(len(done.ids) - action.unmoved, "task")
             moved = f"{count} {word}, as far as they still wait: the broker has recorded it."
             return f"{moved} {action.kept}." if action.kept else moved
         redriven = self._redrive()
@@ -618,7 +618,3 @@ def _number(text: str | None) -> int | None:
 def _unmoved(tasks: Iterable[operate.WaitingTask], due: int) -> int:
     """Return how many tasks with an id are first due after a time."""
     return len({task.id for task in tasks if task.id and (task.first_due or task.due) > due})
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} task" + ("s" if count != 1 else "")

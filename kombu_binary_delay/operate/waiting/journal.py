@@ -23,6 +23,7 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.draining import drain
 from kombu_binary_delay.wire.undecodable import take_undecodable
 
@@ -176,8 +177,7 @@ class _Journal:
         since = "journal is empty" if self._since is None else f"journal since {_day(self._since)}"
         said = [f"{since}; earlier tasks, and tasks of apps without a journal, are missing"]
         if self._invalid:
-            lines = "1 line" if self._invalid == 1 else f"{self._invalid:,} lines"
-            said.append(f"{lines} of the journal cannot be read")
+            said.append(f"{plural(self._invalid, 'line')} of the journal cannot be read")
         if self._judge is None:
             said.append(UNJUDGED)
         return tuple(said)

@@ -27,6 +27,7 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.reading import UNREADABLE_ERRORS, Source, read, sources
+from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.undecodable import decode, undecodable
 
 from . import script
@@ -173,16 +174,16 @@ class NodeReader:
         said = []
         if self._classic:
             said.append(
-                f"{self._classic} classic queues of the ladder were left out: a node cannot look "
-                f"into them"
+                f"{plural(self._classic, 'classic queue')} of the ladder left out: a node cannot "
+                f"look into such"
             )
         said += [f"the queue {name} was not read: {why}" for name, why in self._unread.items()]
         if self._judge is None:
             said.append(UNJUDGED)
         if self._missed:
-            said.append(f"{self._missed} messages left their queue while it was read")
+            said.append(f"{plural(self._missed, 'message')} left the queue while it was read")
         if self._unreadable:
-            said.append(f"{self._unreadable} messages could not be decoded")
+            said.append(f"{plural(self._unreadable, 'message')} could not be decoded")
         return tuple(said)
 
     # -- what a message says ---------------------------------------------------------------------
