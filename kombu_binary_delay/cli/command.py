@@ -75,7 +75,7 @@ class Printer:
         self.log(text)
         if yes:
             return
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise OperationError(
                 "nothing was changed: there is no terminal to confirm it on; give --yes"
             )
@@ -230,6 +230,10 @@ def wrapped(text: str, indent: int = 2) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 yes = click.option("--yes", is_flag=True, help="Do not ask; without a terminal, it is needed.")

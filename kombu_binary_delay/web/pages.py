@@ -177,7 +177,9 @@ class Pages:
         now = _now()
         latest = self._tasks_read(0.0)
         if latest.value is None or latest.error:
-            return JSONResponse({"start": now, "end": now, "counts": [], "error": latest.error})
+            nothing = latest.value is None and self._nothing_waits()
+            blank = {"counts": [], "error": latest.error, "nothing": nothing}
+            return JSONResponse({"start": now, "end": now, **blank})
         table: operate.TaskTable = latest.value
         start, end = (_number(request.query_params.get(name)) for name in ("start", "end"))
         if end is None:

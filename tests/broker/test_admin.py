@@ -367,7 +367,7 @@ def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
     found = status(plain, management, small)
 
     assert found.parked == 2
-    assert "2 messages are parked" in found.troubles[0]
+    assert "2 messages parked" in found.troubles[0]
 
 
 @pytest.mark.slow

@@ -245,11 +245,11 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
     assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
     assert not found.complete
     assert found.unseen() == (
-        "1 classic queues of the ladder were left out: a node cannot look into them",
+        "1 classic queue of the ladder left out: a node cannot look into such",
         f"the queue {low} was not read: timeout",
         "amendments were not read: what was taken back is listed, too",
-        "2 messages left their queue while it was read",
-        "1 messages could not be decoded",
+        "2 messages left the queue while it was read",
+        "1 message could not be decoded",
     )
 
 
