@@ -144,26 +144,26 @@ def _ended_by_signals(cleaning: int) -> Iterator[None]:
     is_ending = False
     if threading.current_thread() is threading.main_thread():
         known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
-        handlers = {each: signal.getsignal(each) for each in known if each}
+        handlers = {number: signal.getsignal(number) for number in known if number}
         usual = (signal.SIG_DFL, signal.default_int_handler)
-        before = {each: handler for each, handler in handlers.items() if handler in usual}
+        before = {number: handler for number, handler in handlers.items() if handler in usual}
 
     def end(number: int, _: object) -> None:
         nonlocal is_ending
         is_ending = True
-        for each, handler in before.items():
-            signal.signal(each, handler if each != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
+        for sign, handler in before.items():
+            signal.signal(sign, handler if sign != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
         if hasattr(signal, "alarm"):
             signal.alarm(cleaning)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    for each in before:
-        signal.signal(each, end)
+    for sign in before:
+        signal.signal(sign, end)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
         # Otherwise an alarm is the program's own.
         if is_ending and hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -243,9 +243,9 @@ dry_run = click.option(
 
 
 def _names_of_queues(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
-    for each in values:
-        if not 0 < len(each.encode(errors="surrogateescape")) <= MAX_KEY:
-            raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {each!r}")
+    for name in values:
+        if not 0 < len(name.encode(errors="surrogateescape")) <= MAX_KEY:
+            raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {name!r}")
     return values
 
 

@@ -158,7 +158,7 @@ class Target:
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Return all parts of ladders that lead to one delivery side."""
         direct = self.settings.queue_per_delay
-        wholes = [part for each in lanes for part in each.parts(direct=direct).values()]
+        wholes = [part for lane in lanes for part in lane.parts(direct=direct).values()]
         return sum(wholes, Part()).distinct()
 
     def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
@@ -205,16 +205,16 @@ class Target:
         return [
             operate.verify(
                 management,
-                each,
+                lane,
                 declares=expected.declares,
                 direct=expected.direct,
                 relays=expected.relays,
                 must_exist=ladder is not None,
-                drained=each in expected.drained,
+                drained=lane in expected.drained,
                 user=user,
-                **(shared if each is expected.lanes[0] else {}),
+                **(shared if lane is expected.lanes[0] else {}),
             )
-            for each in expected.lanes
+            for lane in expected.lanes
         ]
 
     def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
@@ -270,9 +270,9 @@ class Target:
         if other is not None:
             return other
         for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
-            found = topology_of_name(f"{name}.")
-            if found is not None and found.prefix == name:
-                return found
+            named = topology_of_name(f"{name}.")
+            if named is not None and named.prefix == name:
+                return named
         example = f"{self.settings.namespace}.{VERSION}-125ms-2x31-classic"
         raise click.BadParameter(
             f"{ladder!r} is no ladder's name, such as '125ms-2x31', {example!r}, "

@@ -142,7 +142,7 @@ def _move(
         if here is there:
             # What is urgent may be on a ladder that both have.
             filled = here.filled(connection, to)
-            ladders = [each for each in ladders if each not in filled] or ladders
+            ladders = [ladder for ladder in ladders if ladder not in filled] or ladders
         source: list[Topology] | str = queue or ladders
         snapshot = operate.Snapshot.read(management)
         planned = operate.plan(connection, snapshot, source)

@@ -105,14 +105,14 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
         table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=ratio)
     table.add_column("for", no_wrap=True, overflow="ellipsis", max_width=width // 4)
     table.add_column("retries", justify="right", no_wrap=True)
-    for each in value:
+    for task in value:
         table.add_row(
-            moment(each.due, zone=False),
-            Text(ahead(each.due), style="cyan"),
-            Text(plain(each.id or "-"), style="bold"),
-            plain(each.call),
-            plain(each.queue),
-            "" if each.retries is None else f"{each.retries}",
+            moment(task.due, zone=False),
+            Text(ahead(task.due), style="cyan"),
+            Text(plain(task.id or "-"), style="bold"),
+            plain(task.call),
+            plain(task.queue),
+            "" if task.retries is None else f"{task.retries}",
         )
     return Group(table, foot)
 
@@ -120,15 +120,15 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
 def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
     """Draw each task in two lines, cut to the width."""
     lines = []
-    for each in value:
-        retries = f"   retry {each.retries}" if each.retries else ""
-        tail = Text(f"   for {plain(each.queue)}{retries}", "dim")
+    for task in value:
+        retries = f"   retry {task.retries}" if task.retries else ""
+        tail = Text(f"   for {plain(task.queue)}{retries}", "dim")
         head = Text.assemble(
-            moment(each.due),
-            (f"  {ahead(each.due):8}", "cyan"),
-            (f"  {plain(each.id or '-')}", "bold"),
+            moment(task.due),
+            (f"  {ahead(task.due):8}", "cyan"),
+            (f"  {plain(task.id or '-')}", "bold"),
         )
-        rest = Text(f"  {plain(each.call)}")
+        rest = Text(f"  {plain(task.call)}")
         room = width - tail.cell_len
         if room > 20:
             rest.truncate(room, overflow="ellipsis")
@@ -154,12 +154,12 @@ def counts(value: Sequence[Count], what: str, foot: RenderableType) -> Renderabl
     table.add_column("waiting", justify="right", no_wrap=True)
     table.add_column("first due (UTC)", no_wrap=True)
     table.add_column("last due (UTC)", no_wrap=True)
-    for each in value:
+    for count in value:
         table.add_row(
-            plain(each.value) or "(no task)",
-            f"{each.tasks:,}",
-            moment(each.first, zone=False),
-            moment(each.last, zone=False),
+            plain(count.value) or "(no task)",
+            f"{count.tasks:,}",
+            moment(count.first, zone=False),
+            moment(count.last, zone=False),
         )
     return Group(table, foot) if value else foot
 
@@ -210,7 +210,9 @@ def verification(value: Verification) -> RenderableType:
         else Text("not sound", style="bold red")
     )
     said: set[str] = set()
-    return Group(head, *(_difference(each, said) for each in value.differences), verdict)
+    return Group(
+        head, *(_difference(difference, said) for difference in value.differences), verdict
+    )
 
 
 def _difference(value: Difference, said: set[str]) -> RenderableType:
@@ -260,7 +262,7 @@ def creation(value: Creation, *, dry: bool = False) -> RenderableType:
         Text(f"{_count(value.bindings, 'binding')} {_done(dry, 'declared')}{stale}"),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
-        *(hanging("!", OTHER_AGE.format(each), "yellow") for each in value.other_age),
+        *(hanging("!", OTHER_AGE.format(name), "yellow") for name in value.other_age),
     )
 
 
@@ -332,9 +334,9 @@ def redriven(value: Redrive) -> RenderableType:
     table.add_column("destination", overflow="fold")
     table.add_column("sent on", justify="right", no_wrap=True)
     table.add_column("still parked", justify="right", no_wrap=True)
-    for each in value.parked:
-        stays = Text(f"{each.stays:,}", style=_left(each.stays))
-        table.add_row(place(each.destination), f"{each.sent:,}", stays)
+    for parked in value.parked:
+        stays = Text(f"{parked.stays:,}", style=_left(parked.stays))
+        table.add_row(place(parked.destination), f"{parked.sent:,}", stays)
     shown: list[RenderableType] = [table] if table.row_count else []
     shown += _reasons(value.reasons)
     return Group(*(shown or [Text("nothing is parked")]))

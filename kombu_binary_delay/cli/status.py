@@ -85,11 +85,11 @@ def status(
         management = broker.management(connection)
         topology = broker.topology(ladder)
         expected = broker.expected(connection, ladder)
-        asked = {each.prefix for each in expected.lanes}
+        asked = {lane.prefix for lane in expected.lanes}
         if ladder is not None:
             # Those of the settings are in use, whichever is asked for.
             used = broker.expected(connection).lanes
-            own = [each for each in used if topology.owns(each.delivery)]
+            own = [lane for lane in used if topology.owns(lane.delivery)]
             if destinations and not own:
                 raise click.UsageError(_not_read(topology, broker.settings))
             lanes = dict.fromkeys((*expected.lanes, *own))
@@ -116,7 +116,7 @@ def status(
                 _watch(look, every)
             return OK
         seen = look()
-    if ladder is not None and asked.isdisjoint(each.name for each in seen.status.ladders):
+    if ladder is not None and asked.isdisjoint(shown.name for shown in seen.status.ladders):
         raise operate.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK
@@ -124,7 +124,7 @@ def status(
 
 def _not_read(topology: Topology, settings: Settings) -> str:
     """Return why the destinations on a ladder that is none of the settings' are not counted."""
-    names = [name for name, each in FOREIGN_LADDERS.items() if each == topology]
+    names = [name for name, other in FOREIGN_LADDERS.items() if other == topology]
     if names:
         instead = f"give --foreign-ladder {names[0]}, too"
     elif settings.foreign_ladder is not None:

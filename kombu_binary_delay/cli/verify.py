@@ -57,8 +57,8 @@ def verify(
                 more["fixed"] = asdict(mended)
             else:
                 printer.show(mended, "fixed")
-        found = broker.verify(connection, ladder, user=user)
-    for each in found:
-        printer.show(each, "verification", sound=each.sound, **more)
+        compared = broker.verify(connection, ladder, user=user)
+    for verification in compared:
+        printer.show(verification, "verification", sound=verification.sound, **more)
         more = {}
-    return OK if all(each.sound for each in found) else FOUND
+    return OK if all(verification.sound for verification in compared) else FOUND

@@ -54,9 +54,9 @@ def restore(connection: Any, topology: Topology, part: Part) -> tuple[Binding, .
     # Which one it was, the error does not say for sure; what follows it was not declared.
     declare(connection, topology, replace(part, bindings=()))
     return tuple(
-        each
-        for each in part.bindings
-        if not _could_declare(connection, topology, Part(bindings=(each,)))
+        binding
+        for binding in part.bindings
+        if not _could_declare(connection, topology, Part(bindings=(binding,)))
     )
 
 
@@ -109,7 +109,7 @@ def delete_empty(channel: Any, probe: Probe, row: Row, ways: Iterable[str] = ())
     :raises OperationError: if a message came in at the very moment, and is deleted.
     """
     name = row["name"]
-    again = next((each for each in ways if probe.can_ask(each) and probe.has_exchange(each)), None)
+    again = next((way for way in ways if probe.can_ask(way) and probe.has_exchange(way)), None)
     if again is not None:
         raise RefusedError(
             f"a program has declared the exchange {again!r} again; stop the programs that publish "

@@ -69,17 +69,17 @@ class Redrive:
     @property
     def sent(self) -> int:
         """The number of messages that were sent on."""
-        return sum(each.sent for each in self.parked)
+        return sum(parked.sent for parked in self.parked)
 
     @property
     def stays(self) -> int:
         """The number of messages that are still parked."""
-        return sum(each.stays for each in self.parked)
+        return sum(parked.stays for parked in self.parked)
 
     @property
     def unreadable(self) -> int:
         """The number of parked messages without an address."""
-        return sum(each.stays for each in self.parked if each.destination == UNREADABLE)
+        return sum(parked.stays for parked in self.parked if parked.destination == UNREADABLE)
 
 
 def redrive(  # noqa: PLR0913 - which, and where to
@@ -316,6 +316,7 @@ class _Sorter:
             {Destination(*json.loads(name)): counts[name] for name in counts if name[:1] == "["}
         )
         parked = (
-            Parked(each, sent[each], count - sent[each]) for each, count in self._seen.most_common()
+            Parked(destination, sent[destination], count - sent[destination])
+            for destination, count in self._seen.most_common()
         )
         return Redrive(tuple(parked), _most(reasons))

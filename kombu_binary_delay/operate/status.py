@@ -69,10 +69,10 @@ class LadderStatus:
         A level bounds how long its messages stay. The probable figure assumes that the remaining
         times are spread evenly below that.
         """
-        surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)
+        surely = sum(queue.messages for queue in self.queues if queue.latest <= milliseconds)
         probably = sum(
-            each.messages * min(1.0, milliseconds / each.latest if each.latest else 1.0)
-            for each in self.queues
+            queue.messages * min(1.0, milliseconds / queue.latest if queue.latest else 1.0)
+            for queue in self.queues
         )
         return surely, round(probably)
 
@@ -154,13 +154,16 @@ def status(
                     f"by what it leads to, which is full or does not confirm; no others are held up"
                 )
     longest = _Longest(topology, snapshot, _sources(topology, snapshot, groups.values()))
-    in_use = {each.prefix for each in (topology, *(expected.lanes if expected else ()))}
+    in_use = {ladder.prefix for ladder in (topology, *(expected.lanes if expected else ()))}
     ladders = [
         _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
         for name, queues in groups.items()
     ]
     troubles += [
-        f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
+        f"{queue.queue}: {queue.trouble}"
+        for one in ladders
+        for queue in one.queues
+        if queue.trouble
     ]
     troubles += [
         f"{plural(count, 'message')} parked, whose destination was gone when due; see and send on "
@@ -179,7 +182,7 @@ def status(
         time.time(),
         str(overview.get("rabbitmq_version", "")),
         management.vhost,
-        tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
+        tuple(sorted(ladders, key=lambda ladder: (not ladder.current, ladder.name))),
         sum(parked.values()),
         sum(relays.values()),
         tuple(troubles),
@@ -210,11 +213,11 @@ def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
 
 def ladder_of(topology: Topology, name: str) -> str | None:
     """Return the ladder of a level's exchange or queue; None for the delivery side."""
-    found = topology_of_name(name)
-    if found is not None:
-        return found.prefix
-    names = {each.name for part in topology.levels for each in part.exchanges}
-    names |= {each.name for part in topology.levels for each in part.queues}
+    named = topology_of_name(name)
+    if named is not None:
+        return named.prefix
+    names = {exchange.name for part in topology.levels for exchange in part.exchanges}
+    names |= {queue.name for part in topology.levels for queue in part.queues}
     return topology.prefix if name in names else None
 
 
@@ -242,20 +245,20 @@ def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
 
     :param connection: a :class:`kombu.Connection`.
     """
-    found = {}
+    counts = {}
     with Probe(connection) as probe:
         for side in _sides(topology):
             # RabbitMQ 4.3 refuses to say that a queue does not exist, without a permission for it.
             with suppress(AccessRefused):
                 # Another system's ladder has none.
                 if side.parking and probe.has_queue(side.parking):
-                    found[side] = probe.ready(side.parking) or 0
-    return found
+                    counts[side] = probe.ready(side.parking) or 0
+    return counts
 
 
 def _redrive(topology: Topology, parking: str) -> str:
     """Return the command for a parking queue, whatever ladder the settings name."""
-    ladder = next(each for each in _sides(topology) if each.parking == parking)
+    ladder = next(side for side in _sides(topology) if side.parking == parking)
     return f"redrive --ladder {ladder.prefix}"
 
 
@@ -284,7 +287,7 @@ def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
         growth += _rate(row, "messages_details")
         # This counts only messages from publishers, not those from the level above.
         rate_in += _rate(row.get("message_stats") or {}, "publish_details")
-    waiting.sort(key=lambda each: (each.wait, each.queue))
+    waiting.sort(key=lambda waiting: (waiting.wait, waiting.queue))
     return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
 
 
@@ -318,9 +321,9 @@ def _sources(
 ) -> dict[str, Source]:
     """Return the source of each queue of some ladders."""
     return {
-        each.name: each
+        source.name: source
         for queues in ladders
-        for each in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
+        for source in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
     }
 
 
@@ -352,11 +355,11 @@ class _Longest:
             self._found[name] = 0  # also if a user has bound a circle
             self._found[name] = max(
                 (
-                    self.queue(each.destination)
-                    if each.to_queue
-                    else self.exchange(each.destination)
-                    for each in self._from[name]
-                    if self._owns(each.destination)
+                    self.queue(binding.destination)
+                    if binding.to_queue
+                    else self.exchange(binding.destination)
+                    for binding in self._from[name]
+                    if self._owns(binding.destination)
                 ),
                 default=0,
             )

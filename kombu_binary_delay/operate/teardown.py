@@ -196,7 +196,7 @@ def _others(
 ) -> tuple[str, ...]:
     """Return the other ladders with the same delivery side, or of the same namespace."""
     existing = filter(None, map(topology_of_name, snapshot.exchanges))
-    without = {topology.prefix, *(each.prefix for each in gone)}
+    without = {topology.prefix, *(ladder.prefix for ladder in gone)}
     return tuple(
         dict.fromkeys(
             other.prefix
@@ -230,7 +230,7 @@ def _stage(topology: Topology, name: str) -> int:
 def _but(lost: Sequence[Binding]) -> str:
     if not lost:
         return ""
-    names = list(dict.fromkeys(each.destination for each in lost))
+    names = list(dict.fromkeys(binding.destination for binding in lost))
     return (
         f", but for the bindings of {', '.join(names[:3])}{_more(names)}, which is gone or belongs "
         f"to another connection alone"
@@ -239,17 +239,22 @@ def _but(lost: Sequence[Binding]) -> str:
 
 def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
     """Return what to add to ``create``, so that the ladder leads to the same queues again."""
-    mirrors = {topology.mirror_name(each): each for each in snapshot.exchanges if each}
+    mirrors = {topology.mirror_name(name): name for name in snapshot.exchanges if name}
     names = {
-        each.destination
-        for each in _part(topology, snapshot, exchanges).bindings
-        if each.to_queue and not topology.owns(each.destination) and each.source not in mirrors
+        binding.destination
+        for binding in _part(topology, snapshot, exchanges).bindings
+        if binding.to_queue
+        and not topology.owns(binding.destination)
+        and binding.source not in mirrors
     }
-    led = {"--queue": names, "--exchange": {mirrors[each] for each in exchanges if each in mirrors}}
+    led = {
+        "--queue": names,
+        "--exchange": {mirrors[exchange] for exchange in exchanges if exchange in mirrors},
+    }
     said = [
-        f"{option} for each of {', '.join(sorted(found)[:3])}{_more(found)}"
-        for option, found in led.items()
-        if found
+        f"{option} for each of {', '.join(sorted(led_to)[:3])}{_more(led_to)}"
+        for option, led_to in led.items()
+        if led_to
     ]
     return f", and 'create' with {' and '.join(said)}, to which it led" if said else ""
 
@@ -336,7 +341,7 @@ def _delete_stage(  # noqa: PLR0913, PLR0917 - one step of one function, which h
     :raises RefusedError: if a message is to stay there for longer.
     """
     delete_exchanges(connection, exchanges, deleted)
-    led = {each.destination for each in snapshot.bindings if each.source in exchanges}
+    led = {binding.destination for binding in snapshot.bindings if binding.source in exchanges}
     closed = [name for name in queues if name in led]
     _check(_ready(connection, closed))
     time.sleep(min(_ON_THE_WAY, stats_delay))
@@ -370,9 +375,11 @@ def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all
     # A relay and an entry exchange have their queue's name. A publisher may just have begun to
     # declare the ladder when the snapshot was taken.
     ways = {name: {name} for name in queues}
-    for each in (*snapshot.bindings, *topology.whole.bindings):
-        if each.destination in ways and (each.source in exchanges or topology.owns(each.source)):
-            ways[each.destination].add(each.source)
+    for binding in (*snapshot.bindings, *topology.whole.bindings):
+        if binding.destination in ways and (
+            binding.source in exchanges or topology.owns(binding.source)
+        ):
+            ways[binding.destination].add(binding.source)
     channel = connection.channel()
     with Probe(connection) as probe:
         for name in queues:
@@ -390,7 +397,7 @@ def _owned(topology: Topology, snapshot: Snapshot) -> tuple[set[Any], ...]:
     return (
         set(filter(topology.owns, snapshot.exchanges)),
         set(filter(topology.owns, snapshot.queues)),
-        {each for each in snapshot.bindings if topology.owns(each.source)},
+        {binding for binding in snapshot.bindings if topology.owns(binding.source)},
     )
 
 
@@ -403,11 +410,16 @@ def _part(
     a program that declares the ladder at the same time takes to exist.
     """
     names = snapshot.exchanges.keys() | snapshot.queues.keys()
-    meant = {each for each in topology.whole.bindings if {each.source, each.destination} <= names}
+    meant = {
+        binding
+        for binding in topology.whole.bindings
+        if {binding.source, binding.destination} <= names
+    }
     bindings: list[Binding] = [
-        each
-        for each in sorted(snapshot.bindings | meant, key=repr)
-        if each.source in exchanges or each.destination in (queues if each.to_queue else exchanges)
+        binding
+        for binding in sorted(snapshot.bindings | meant, key=repr)
+        if binding.source in exchanges
+        or binding.destination in (queues if binding.to_queue else exchanges)
     ]
     rows = [snapshot.exchanges[name] for name in exchanges]
     return Part(

@@ -178,8 +178,8 @@ class Pages:
         latest = self._tasks_read(0.0)
         if latest.value is None or latest.error:
             nothing = latest.value is None and self._nothing_waits()
-            blank = {"counts": [], "error": latest.error, "nothing": nothing}
-            return JSONResponse({"start": now, "end": now, **blank})
+            blank = {"start": now, "end": now, "counts": []}
+            return JSONResponse({**blank, "error": latest.error, "nothing": nothing})
         table: operate.TaskTable = latest.value
         start, end = (_number(request.query_params.get(name)) for name in ("start", "end"))
         if end is None:
