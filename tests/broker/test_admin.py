@@ -967,7 +967,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
 
     assert {each.key for each in arrivals} == {explained.key}
     ways = [{each["queue"] for each in one.headers["x-death"]} for one in arrivals]
-    assert ways == [{stay.queue for stay in explained.stays}]
+    assert ways == [{wait.queue for wait in explained.waits}]
     assert all(each.at * 1000 >= explained.due for each in arrivals)
 
 
