@@ -131,7 +131,11 @@ class SimulatedBroker:
         self._reach(*command.queues)
         if not self.queues.keys() >= {*command.queues}:
             return Answer.MISSING
-        return self.declare(Part(bindings=command.bindings))
+        answer = self.declare(Part(bindings=command.bindings))
+        if answer is Answer.DONE:
+            for binding in command.others:
+                self.bindings.pop(binding, None)
+        return answer
 
     # -- what programs declare and delete ------------------------------------------------------
 
