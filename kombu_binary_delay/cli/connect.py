@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
+from amqp.exceptions import AccessRefused
 from kombu import Connection
 from kombu.transport import pyamqp, resolve_transport
 
@@ -141,11 +143,11 @@ class Target:
         if connection is None:
             return [*lanes, urgent] if topology.keeps_urgent_apart(server or {}) else lanes
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
-        # It may be from before an upgrade.
-        with Probe(connection) as probe:
-            if needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct))):
-                lanes.append(urgent)
-        return lanes
+        # RabbitMQ 4.3 answers only who has a permission on the name, and needs no such ladder.
+        with Probe(connection) as probe, suppress(AccessRefused):
+            # It may be from before an upgrade.
+            needed = needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct)))
+        return [*lanes, urgent] if needed else lanes
 
     def filled(self, connection: Any, ladder: str | None = None) -> list[Topology]:
         """Return the topologies among which a connection by our transport chooses to publish.
