@@ -318,14 +318,6 @@ def test_names_from_elsewhere_are_seen_as_they_are():
     assert plain("one\nline\x1b[2J") == "one\\nline\\x1b[2J"
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "expected"),
-    [(125, "125 ms"), (1500, "1.5 s"), (61_000, "1 min 1 s"), (90_061_000, "1 d 1 h")],
-)
-def test_durations_are_short(milliseconds, expected):
-    assert drawing.short(milliseconds) == expected
-
-
 PREFIX = Topology().prefix.rstrip(".")
 
 
