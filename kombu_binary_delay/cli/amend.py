@@ -86,7 +86,7 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
       kombu-binary-delay -A shop cancel --name 'shop.mail.*' --dry-run
       kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
       kombu-binary-delay cancel --eta 2h --yes -- '-7 of 9'
-      psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel - --yes
+      psql -Atc 'select id from void' | kombu-binary-delay -A shop cancel - --yes
     """,
 )
 @click.option(

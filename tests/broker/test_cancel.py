@@ -334,11 +334,11 @@ def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
     monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
 
     done = CliRunner().invoke(
-        celery_command, ["-A", "shop", "binary-delay", "cancel", "one", "--json"]
+        celery_command, ["-A", "shop", "binary-delay", "cancel", CELERYS, "--json"]
     )
 
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["ids"] == ["one"]
+    assert json.loads(done.stdout)["ids"] == [CELERYS]
 
 
 # -- the streams, as the other subcommands see them ----------------------------------------------

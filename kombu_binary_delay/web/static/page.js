@@ -189,7 +189,7 @@
       writeZone(part);
       announce();
     });
-    document.body.addEventListener("htmx:afterRequest", (event) => answered("part", event.detail.successful));
+    document.body.addEventListener("htmx:afterRequest", (event) => answered(event.detail.elt.id, event.detail.successful));
     for (const button of document.querySelectorAll("[data-span]")) {
       button.addEventListener("click", () => {
         span = button.dataset.span;
