@@ -125,7 +125,11 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
         cancelled = ""
         if not _amendments(topology).isdisjoint(snapshot.queues):
             cancelled = ", those that were cancelled among them: these wait until they are due, too"
-        journal_left = f"; the journal, {journal}, would be left" if journal_stays else ""
+        journal_left = (
+            f"; the journal, {journal}, stays, with arguments of tasks in it"
+            if journal_stays
+            else ""
+        )
         raise RefusedError(
             f"{_listed(waiting)}{cancelled}; wait until they have left, migrate or redrive them, "
             f"or remove them with --force, and they are lost{journal_left}"
