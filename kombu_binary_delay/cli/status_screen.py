@@ -17,7 +17,6 @@ from .words import moment, short
 _HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
-_SLOW = 1000  # milliseconds; more than that is no longer the network
 _DIRECT = 5  # lines for queues of one delay
 
 History = Sequence[tuple[float, float]]
@@ -53,18 +52,15 @@ def _head(value: Status) -> Text:
 
 
 def _summary(value: Status) -> Text:
-    parts: list[str | tuple[str, str]] = [
-        ("parked ", "dim"),
-        (f"{value.parked:,}", "bold red" if value.parked else "green"),
-        ("   in relays ", "dim"),
-        (f"{value.relays:,}", ""),
-    ]
-    if value.amendments is not None:
-        active, lag = value.amendments.active, value.amendments.lag
-        parts.append(("   amendments ", "dim"))
-        parts.append(("not readable", "yellow") if active is None else (f"{active:,}", ""))
-        if lag is not None:
-            parts.append((f" (lag {lag:,.1f} ms)", "bold red" if lag > _SLOW else "dim"))
+    parts: list[str | tuple[str, str]] = []
+    for figure in value.figures:
+        parts.append((f"{'   ' if parts else ''}{figure.name} ", "dim"))
+        if figure.count is None:
+            parts.append(("not readable", "yellow"))
+        else:
+            parts.append((f"{figure.count:,}", "bold red" if figure.is_bad else ""))
+        if figure.note:
+            parts.append((f" ({figure.note})", "bold red" if figure.is_bad else "dim"))
     return _one_line(*parts)
 
 

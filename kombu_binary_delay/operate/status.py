@@ -25,6 +25,9 @@ from .snapshot import NOT_UP, Row, Snapshot, arguments, is_held_up, is_up, leavi
 from .text import plural
 from .trouble import Expected, alarms, missing
 
+#: A longer lag, in milliseconds, is no longer the network.
+_SLOW = 1000
+
 
 @dataclass(frozen=True)
 class Waiting:
@@ -91,11 +94,26 @@ class AmendmentsStatus:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of a whole virtual host, as the terminal and the pages show it.
+
+    :param count: None if it could not be read.
+    :param is_bad: whether it needs somebody's attention.
+    :param note: more about it, in a few words.
+    """
+
+    name: str
+    count: int | None
+    is_bad: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Status:
-    """One look at a virtual host; ``at`` is in seconds since the epoch.
+    """What a virtual host has now; ``at`` is in seconds since the epoch.
 
     ``amendments`` is None if there have been none yet, or they were not read. ``in_relays`` has the
-    relays that hold messages, and how many.
+    relays that hold messages, and how many; ``relays`` is None if that could not be read.
     """
 
     at: float
@@ -103,10 +121,24 @@ class Status:
     vhost: str
     ladders: tuple[LadderStatus, ...]
     parked: int
-    relays: int
+    relays: int | None
     troubles: tuple[str, ...]
     amendments: AmendmentsStatus | None = None
     in_relays: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The figures of the whole virtual host: a further one is added here, and shown by all."""
+        figures = [
+            Figure("parked", self.parked, bool(self.parked)),
+            Figure("in relays", self.relays),
+        ]
+        if self.amendments is not None:
+            lag = self.amendments.lag
+            note = "" if lag is None else f"lag {lag:,.1f} ms"
+            is_slow = lag is not None and lag > _SLOW
+            figures.append(Figure("amendments", self.amendments.active, is_slow, note))
+        return tuple(figures)
 
 
 def status(

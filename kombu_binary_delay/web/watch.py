@@ -165,7 +165,7 @@ class Watch:
             connection.virtual_host or "/",
             tuple(ladders),
             sum(parked_by_side(connection, topology).values()),
-            0,
+            None,
             (),
         )
 

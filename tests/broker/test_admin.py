@@ -992,7 +992,7 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
 
     def is_named():
         found = status(plain, management, small)
-        return found.relays >= 32 and any(each.startswith(into) for each in found.troubles)
+        return (found.relays or 0) >= 32 and any(each.startswith(into) for each in found.troubles)
 
     wait_until(is_named)
 
