@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.operate import (
     Amended,
     Count,
@@ -33,7 +34,7 @@ from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
 from .status_screen import status
-from .words import ahead, exact, moment, place
+from .words import from_now, moment, place
 
 __all__ = ["console", "cropped", "status", "watch"]
 
@@ -54,8 +55,8 @@ def explanation(value: Explanation) -> RenderableType:
     facts.add_column(overflow="fold")
     facts.add_row(
         "delay",
-        exact(value.delay)
-        + ("" if value.asked == value.delay else f", rounded up from {exact(value.asked)}"),
+        human(value.delay)
+        + ("" if value.asked == value.delay else f", rounded up from {value.asked:.15g} ms"),
     )
     facts.add_row("ladder", value.ladder)
     facts.add_row("in bits", _digits(value))
@@ -65,11 +66,11 @@ def explanation(value: Explanation) -> RenderableType:
     way = Table(box=None, header_style="dim", pad_edge=False)
     way.add_column("waits", justify="right", no_wrap=True, style="bold cyan")
     way.add_column("in the queue", overflow="fold")
-    for name in ("from", "until"):
+    for name in ("from, s", "until, s"):
         way.add_column(name, justify="right", no_wrap=True, style="dim")
     for wait in value.waits:
-        begins, ends = exact(wait.begins), exact(wait.ends)
-        way.add_row(exact(wait.ends - wait.begins), wait.queue, begins, ends)
+        begins, ends = (f"{at / 1000:.10g}" for at in (wait.begins, wait.ends))
+        way.add_row(human(wait.ends - wait.begins), wait.queue, begins, ends)
     end = Text(f"arrives at {place(value.destination)}", style="bold green")
     waits: list[RenderableType] = ["", way] if value.waits else []
     return Group(facts, *waits, end, *_notes(value.notes))
@@ -80,7 +81,7 @@ def _digits(value: Explanation) -> Text:
     for digit, weight in zip(value.digits, value.weights, strict=True):
         waits = "1" in digit
         text.append(digit, style="bold cyan" if waits else "dim")
-        text.append(f"\N{MULTIPLICATION SIGN}{exact(weight)} ", style="" if waits else "dim")
+        text.append(f"\N{MULTIPLICATION SIGN}{human(weight)} ", style="" if waits else "dim")
     return text
 
 
@@ -108,7 +109,7 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
     for task in value:
         table.add_row(
             moment(task.due, zone=False),
-            Text(ahead(task.due), style="cyan"),
+            Text(from_now(task.due), style="cyan"),
             Text(plain(task.id or "-"), style="bold"),
             plain(task.call),
             plain(task.queue),
@@ -125,7 +126,7 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
         tail = Text(f"   for {plain(task.queue)}{retries}", "dim")
         head = Text.assemble(
             moment(task.due),
-            (f"  {ahead(task.due):8}", "cyan"),
+            (f"  {from_now(task.due):10}", "cyan"),
             (f"  {plain(task.id or '-')}", "bold"),
         )
         rest = Text(f"  {plain(task.call)}")
@@ -185,7 +186,7 @@ def story(value: Story) -> RenderableType:
         facts.add_row(plain(event.kind), plain(", ".join(words)))
     if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
-        facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
+        facts.add_row("leaves", f"{moment(task.due)}, {from_now(task.due)}")
     state = Text(f"It {value.words}", style="bold")
     source = Text(f", by the {value.source}.", style="dim")
     return Group(facts, Text.assemble(state, source), *_notes(value.unseen))

@@ -405,7 +405,7 @@ class DeliverySide(LadderSide):
             return
         if others:
             yield Unbind(others, command.what)
-            # Who has made it may have removed ours meanwhile: better two routes than none.
+            # Another program may have removed ours meanwhile: two routes are better than none.
             yield Ensure(Part(bindings=part.bindings), command.what, command.needs)
         self.existing.add(bound)
 

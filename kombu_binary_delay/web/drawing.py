@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kombu_binary_delay import operate
-from kombu_binary_delay.ladder.durations import human
+from kombu_binary_delay.ladder.durations import ahead, human
 from kombu_binary_delay.operate.text import plain
 
 _WIDEST = 100.0  # of a bar, in the units of its drawing
@@ -27,14 +27,6 @@ def moment(milliseconds: float | None) -> Markup | str:
         return f"{milliseconds} ms since 1970"
     written = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{} UTC</time>').format(written, f"{at:%Y-%m-%d %H:%M:%S}")
-
-
-def ahead(milliseconds: float) -> str:
-    """Return how far from now a time since the epoch is, as text."""
-    left = milliseconds - time.time() * 1000
-    if abs(left) < 1000:
-        return "now"
-    return f"in {human(round(left, -3))}" if left > 0 else f"{human(round(-left, -3))} ago"
 
 
 def sentence(text: str) -> str:
@@ -93,7 +85,7 @@ def environment() -> Environment:
     filters: dict[str, Any] = {
         "moment": moment,
         "human": human,
-        "ahead": ahead,
+        "ahead": lambda due: ahead(due - time.time() * 1000),
         "visible": plain,
         "exactly": lambda name: f'"{name}"',
         "sentence": sentence,
