@@ -97,14 +97,14 @@ class Staging:
         :raises ValueError: if the rows are not seen where they were written.
         """
         place = self._place("rows")
+        if place.is_table:
+            delete(self.session, place)
+            append(df, place)
+            return self.session.table(place.where)
         seen = Observation()
         df = df.observe(seen, F.count("*").alias("rows"))
-        if place.is_table:
-            df.write.mode("overwrite").saveAsTable(place.where)
-            stored = self.session.table(place.where)
-        else:
-            df.write.mode("overwrite").parquet(place.where)
-            stored = self.session.read.schema(df.schema).parquet(place.where)
+        df.write.mode("overwrite").parquet(place.where)
+        stored = self.session.read.schema(df.schema).parquet(place.where)
         # Over Spark Connect, a server that is busy ends the command without what was observed.
         written, there = seen.get.get("rows"), stored.count()
         if written not in (there, None):

@@ -21,7 +21,7 @@ from uuid import uuid4
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from .columns import UNREAD, find, quoted
 
@@ -204,16 +204,23 @@ def _save(df: DataFrame, place: Place, mode: str) -> None:
     with _micros(session):
         if not place.is_table:
             df.write.format(place.form).mode(mode).save(place.where)
-        elif session.catalog.tableExists(place.where):
-            # By the columns' names; Spark does it by their order.
-            table = session.table(place.where).columns
-            missing = [name for name in df.columns if find(table, name) is None]
-            if missing:
-                raise ValueError(f"the table {place.where} has no columns {', '.join(missing)}")
-            ours = df.select(*(_column(df, name).alias(name) for name in table))
-            ours.write.insertInto(place.where, overwrite=mode == "overwrite")
-        else:
-            df.write.mode(mode).saveAsTable(place.where)
+            return
+        columns = ", ".join(f"{quoted(column.name)} {_type_of(column)}" for column in df.schema)
+        session.sql(f"CREATE TABLE IF NOT EXISTS {place.where} ({columns})")
+        # By the columns' names; Spark does it by their order.
+        table = session.table(place.where).columns
+        missing = [name for name in df.columns if find(table, name) is None]
+        if missing:
+            raise ValueError(f"the table {place.where} has no columns {', '.join(missing)}")
+        ours = df.select(*(_column(df, name).alias(name) for name in table))
+        ours.write.insertInto(place.where, overwrite=mode == "overwrite")
+
+
+def _type_of(column: StructField) -> str:
+    # Spark's own name for it may be that of another type, by spark.sql.timestampType.
+    if isinstance(column.dataType, TimestampType):
+        return "timestamp_ltz"
+    return column.dataType.simpleString()
 
 
 def _check_typed(place: Place) -> None:
