@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, convert_to_deltalake, write_deltalake
+from deltalake import DeltaTable, Field, Schema, convert_to_deltalake, write_deltalake
+from deltalake.schema import PrimitiveType
 from pyiceberg.catalog.sql import SqlCatalog
 
 from kombu_binary_delay.spark import schema as s
@@ -57,7 +57,9 @@ def test_folders_become_tables_of_delta_lake_where_they_are(written):
     for folder, df in written.values():
         expected = same(df)
         # Each append has a folder of its own, and so a partition.
-        parts = pa.schema([(PART, pa.string())]) if list(Path(folder).glob("part=*")) else None
+        parts = None
+        if list(Path(folder).glob("part=*")):
+            parts = Schema([Field(PART, PrimitiveType("string"))])
         convert_to_deltalake(folder, partition_by=parts, partition_strategy=parts and "hive")
         table = DeltaTable(folder).to_pyarrow_table()
         assert rows_of(table.drop_columns([PART]) if parts else table) == expected
