@@ -60,7 +60,7 @@ def test_folders_become_tables_of_delta_lake_where_they_are(written):
         parts = None
         if list(Path(folder).glob("part=*")):
             parts = Schema([Field(PART, PrimitiveType("string"))])
-        convert_to_deltalake(folder, partition_by=parts, partition_strategy=parts and "hive")
+        convert_to_deltalake(folder, partition_by=parts, partition_strategy="hive" if parts else None)
         table = DeltaTable(folder).to_pyarrow_table()
         assert rows_of(table.drop_columns([PART]) if parts else table) == expected
         assert len(expected) == ROWS
