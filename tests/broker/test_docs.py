@@ -49,6 +49,8 @@ PAGES = [
 ]
 
 
+#: It starts Java, and more of it.
+SLOW = ["docs/how-to/spark.md"]
 #: They are about quorum queues, as the ladders of other systems have, and about streams.
 SINCE_3_10 = [
     "docs/how-to/cancel-and-list.md",
@@ -80,8 +82,9 @@ def apart(monkeypatch, tmp_path):
         sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES]
+)
 @pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     if page in SINCE_KOMBU_5_7 and not hasattr(Producer, "batch"):

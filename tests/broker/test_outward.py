@@ -189,7 +189,6 @@ def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
     assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gone", [-1, 0, 2, 4], ids=["delivery", "lowest", "middle", "highest"])
 def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
     connect, collect, binary, gone

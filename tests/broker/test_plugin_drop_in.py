@@ -124,7 +124,6 @@ def test_above_the_limit_of_the_plugin_a_message_waits(connect, vhost, topology)
     wait_until(lambda: sum(vhost.waiting(*levels).values()) == 4)
 
 
-@pytest.mark.slow
 def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(own_broker, vhost, collect):
     path = "kombu_binary_delay:Transport"
     queue = Queue("q", delayed("x", "direct"), "k")

@@ -26,7 +26,7 @@ from kombu_binary_delay.ladder.envelope import HEADER
 from kombu_binary_delay.spark.journal import _Stream
 from tests.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
+pytestmark = pytest.mark.own_broker
 AT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
 #: A port that nobody listens on.

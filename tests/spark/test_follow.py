@@ -153,6 +153,7 @@ def kill(*_):
     raise KilledError
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_a_day_in_steps_are_those_of_one_audit(spark, feed, tmp_path, monkeypatch):
     output, begin = str(tmp_path / "audit"), -HOUR
     steps: list[Step] = []
@@ -233,6 +234,7 @@ def test_a_row_that_was_refused_without_a_due_time_is_judged_too(spark, tmp_path
     assert step.verdicts == {s.NOT_PUBLISHED: 1}
 
 
+@pytest.mark.slow
 def test_two_audits_of_one_output_do_not_hurt_each_other(spark, feed, tmp_path, monkeypatch):
     output = str(tmp_path / "audit")
     receipts, journal = feed(-HOUR, HOUR)
@@ -262,6 +264,7 @@ def test_only_what_is_within_reach_is_corrected(spark, feed, tmp_path):
     assert set(ids.values()) == {1}
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_old_are_left_out_by_the_statistics_of_their_file(spark, tmp_path):
     output, place, days = str(tmp_path / "audit"), str(tmp_path / "journal"), 24 * HOUR
 
@@ -284,6 +287,7 @@ def test_rows_that_are_too_old_are_left_out_by_the_statistics_of_their_file(spar
     assert step(100).verdicts == {s.OK: 1}
 
 
+@pytest.mark.slow
 def test_a_cancellation_without_a_due_time_counts_however_old_it_is(spark, tmp_path):
     output, days = str(tmp_path / "audit"), 24 * HOUR
     # As the sink writes it, where the row does not say when the task is due.

@@ -365,6 +365,7 @@ def test_what_a_broker_has_is_complete_until_now(tool, spark, gone, tmp_path):
     assert summary["verdicts"][s.LOST_IN_THE_LADDER] == 1
 
 
+@pytest.mark.slow
 def test_an_audit_goes_on_until_it_is_stopped_and_from_there_again(
     tool, spark, gone, tmp_path, monkeypatch
 ):

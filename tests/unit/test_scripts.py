@@ -258,7 +258,7 @@ def test_two_at_once_unpack_a_broker_one_after_the_other(here):
 
 
 def test_all_tests_begin_only_with_a_sudo_that_asks_for_no_password_in_the_background(here):
-    done = run(here, "test.sh", ID="1000")
+    done = run(here, "test.sh", "--all", ID="1000")
 
     assert (done.returncode, "be root, or have sudo that asks for no password" in done.stderr) == (
         1,
