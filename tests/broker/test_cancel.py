@@ -30,6 +30,8 @@ def run(vhost):
 
     def run(*arguments, **more):
         place = ["-b", vhost.url, "-m", vhost.broker.management_url]
+        if "--foreign-ladder" not in arguments:
+            place += ["--radix", "2"]
         return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
 
     return run

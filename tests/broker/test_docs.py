@@ -63,6 +63,11 @@ OF_DJANGO = ["docs/how-to/django-and-flower.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """The pages show the default ladder."""
+
+
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
     """Let Python forget the page's files, and Celery its apps.
