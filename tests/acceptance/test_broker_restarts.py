@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,8 +11,6 @@ from dev.service import START
 from tests.acceptance.journal import wait_until
 from tests.acceptance.setup import PROCESSES, Setup
 from tests.waits import PATIENCE
-
-pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 3.0
@@ -25,10 +21,9 @@ LAST = 6.0
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    """Give a broker of our own to stop and to kill."""
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-        yield broker
+def broker(own_broker: Broker) -> Broker:
+    """Give a broker to stop and to kill."""
+    return own_broker
 
 
 @pytest.fixture(scope="module")

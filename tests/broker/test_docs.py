@@ -49,7 +49,7 @@ PAGES = [
 ]
 
 
-#: It starts Java, and more of it.
+#: It starts Java.
 SLOW = ["docs/how-to/spark.md"]
 #: They are about quorum queues, as the ladders of other systems have, and about streams.
 SINCE_3_10 = [
