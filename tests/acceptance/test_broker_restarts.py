@@ -9,7 +9,7 @@ import pytest
 from dev.broker import Broker
 from dev.service import START
 from tests.acceptance.journal import wait_until
-from tests.acceptance.setup import PROCESSES, Setup
+from tests.acceptance.setup import Setup
 from tests.waits import PATIENCE
 
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
@@ -24,11 +24,6 @@ LAST = 6.0
 def broker(own_broker: Broker) -> Broker:
     """Give a broker to stop and to kill."""
     return own_broker
-
-
-@pytest.fixture(scope="module")
-def nodes() -> str:
-    return PROCESSES
 
 
 @pytest.fixture(scope="module")
