@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.ladder.simulate import Wait, route_message
+from kombu_binary_delay.ladder.simulate import Wait, by_source, route_message
 from kombu_binary_delay.routing.commands import (
     Answer,
     AskTemporary,
@@ -131,7 +131,11 @@ class SimulatedBroker:
         self._reach(*command.queues)
         if not self.queues.keys() >= {*command.queues}:
             return Answer.MISSING
-        return self.declare(Part(bindings=command.bindings))
+        answer = self.declare(Part(bindings=command.bindings))
+        if answer is Answer.DONE:
+            for binding in command.others:
+                self.bindings.pop(binding, None)
+        return answer
 
     # -- what programs declare and delete ------------------------------------------------------
 
@@ -204,4 +208,4 @@ class SimulatedBroker:
     def _route(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> set[str]:
         if not exchange:
             return {key for key in keys if key in self.queues}
-        return route_message(self.exchanges, self.bindings, exchange, keys, headers)
+        return route_message(self.exchanges, by_source(self.bindings), exchange, keys, headers)

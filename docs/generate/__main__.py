@@ -14,10 +14,13 @@ import sys
 from pathlib import Path
 
 from .api import api
-from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
+from .benchmarks import FOLDER, beside, charts, ladders, tables
 from .cli import cli_commands
+from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
-from .faults import amended, bad_destinations, faults
+from .conformance import tables as tables_of_conformance
+from .faults import FIGURES, faults
+from .faults import tables as tables_of_faults
 from .ladder import an_hour, in_short, ten_seconds
 from .pages import Maker, fill
 from .pipeline import pipeline_table
@@ -28,13 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 MAKERS: dict[str, Maker] = {
     "api": api,
-    "bad-destinations": bad_destinations,
-    "benchmark": benchmark,
     "beside": beside,
     "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
-    "faults-amended": amended,
     "ladders": ladders,
     "pipeline-table": pipeline_table,
     "settings": settings,
@@ -50,6 +50,8 @@ def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
     texts = {page: fill(page.read_text(), MAKERS) for page in pages()}
     texts |= {FOLDER / name: text for name, text in (charts() | tables()).items()}
+    texts[CONFORMANCE.with_suffix(".txt")] = tables_of_conformance()
+    texts[FIGURES.with_suffix(".txt")] = tables_of_faults()
     texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
     texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
     texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()

@@ -52,11 +52,6 @@ CHARTS: dict[str, tuple[str, str, Mapping[str, str] | tuple[str, ...], str, bool
 }
 
 
-def benchmark(arguments: list[str], _: str) -> str:
-    """Return the table of the result that the argument names."""
-    return report.table(arguments[0], RESULTS[arguments[0]])
-
-
 def beside(arguments: list[str], _: str) -> str:
     """Return a table of medians of both releases: a section, its rows or ``*``, and its figures."""
     section, rows, figures = arguments[0], arguments[1].split(), arguments[2].split()

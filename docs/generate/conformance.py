@@ -162,13 +162,18 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def conformance(arguments: list[str], _: str) -> str:
-    """Return the table that the argument names: ``runs``, ``cases`` or ``ladders``."""
-    runs = load()
-    if arguments == ["runs"]:
-        head, *rows = runs_table(runs)
-    elif arguments == ["cases"]:
-        head, *rows = cases_table(runs, ladders=False)
-    else:
-        head, *rows = [row for row in cases_table(runs, ladders=True) if all(row)]
+def conformance(_: list[str], __: str) -> str:
+    """Return the table of the runs."""
+    head, *rows = runs_table(load())
     return table(head, rows)
+
+
+def tables() -> str:
+    """Return the tables of what held on each release, and with each ladder, as text."""
+    parts = []
+    for ladders in (False, True):
+        head, *rows = cases_table(load(), ladders=ladders)
+        if ladders:
+            rows = [row for row in rows if all(row)]
+        parts.append(table(head, rows))
+    return "\n\n".join(parts) + "\n"

@@ -48,13 +48,16 @@ class Ensure:
 class Look:
     """Ask whether exchanges and queues exist, without a change. Answer: DONE, MISSING or LOCKED.
 
-    :param bindings: between the ladder's own exchanges, to be made again if all of that exists: the
+    :param bindings: of the ladder's own exchanges, to be made again if all of that exists: the
         broker cannot be asked for a binding.
+    :param others: bindings to remove after that. Then ``bindings`` of the same exchanges are made
+        once more: whoever has made the others may have removed these meanwhile.
     """
 
     exchanges: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    others: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.ladder.address import length
 from kombu_binary_delay.ladder.parts import Binding, Part
 from kombu_binary_delay.ladder.topology import IMITABLE
@@ -46,6 +46,8 @@ from .ladder_side import LadderSide
 
 #: A connection that knows more than so many parts does not share them.
 MAX_SHARED = 1024
+#: The most ways that are repeated by one command: the broker has a limited time to answer each.
+MAX_AT_ONCE = 64
 #: RabbitMQ reports such a name as a queue, and lets nobody bind it:
 #: https://www.rabbitmq.com/docs/direct-reply-to
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -128,6 +130,9 @@ class DeliverySide(LadderSide):
             existing = frozenset(self.existing - {BINDINGS, REPEATING})
             self._shared.found = Found(self._looked, existing, {**self._heights}, {**self._types})
 
+    def _way_to(self, queue: str, *, by_relay: bool) -> Part:
+        return self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
+
     def _led_to(self, queue: str, *, by_relay: bool) -> None:
         self.existing.add(("way", queue))
         if by_relay or not self.topology.can_have_relays:
@@ -164,8 +169,8 @@ class DeliverySide(LadderSide):
             if answer is Answer.DONE and not beside_others:
                 # Nor one that would outlive its queue.
                 by_relay = not (yield from self._is_temporary(queue))
-        way = self.topology.queue_relay(queue) if by_relay else self.topology.to_queue(queue)
         if answer is Answer.DONE:
+            way = self._way_to(queue, by_relay=by_relay)
             what, needs = f"the way to the queue {queue!r}", f"write on the queue {queue!r}"
             try:
                 answer = yield from self._on_the_base(Ensure(way, what, needs))
@@ -242,9 +247,6 @@ class DeliverySide(LadderSide):
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
             )
             return
-        # A user that may not ask for the type may still publish.
-        with suppress(TopologyError):
-            yield from self._type_of(exchange)
         if self._types.get(exchange) == "headers" and self.topology.mirrors:
             # Programs that bind queues to other exchanges make the mirrors of those.
             yield from self._mirror_exchange(exchange)
@@ -252,12 +254,14 @@ class DeliverySide(LadderSide):
         self._warned.pop(exchange, None)
 
     def _is_gone(self, exchange: str) -> Any:
-        """Ask whether an exchange does not exist, and forget its type then."""
-        answer = Answer.DONE
-        # If such an exchange does not exist, the question could end the connection.
-        if can_be_denied(exchange, self._vhost):
-            # RabbitMQ 4.3 refuses to say so to a user without a permission on it.
-            with suppress(TopologyError):
+        """Ask whether an exchange does not exist, and forget its type then; or learn its type."""
+        answer: Any = Answer.DONE
+        # RabbitMQ refuses one or the other to some users. They may still publish.
+        with suppress(TopologyError):
+            if not self._knows_type(exchange) and can_have_type_told(exchange, self._vhost):
+                answer = yield from self._type_of(exchange)
+            elif can_be_denied(exchange, self._vhost):
+                # If another one does not exist, the question could end the connection.
                 answer = yield Look((exchange,))
         if answer is Answer.MISSING:
             self._types.pop(exchange, None)
@@ -279,21 +283,24 @@ class DeliverySide(LadderSide):
     def _mirror_exchange(self, exchange: str) -> Steps:
         if ("mirror", exchange) in self.existing:
             return
-        by_headers = self._types.get(exchange) == "headers"
-        with_relay = self.topology.exchange_relay(exchange)
-        command = Ensure(
-            with_relay if by_headers else self.topology.mirror(exchange),
-            f"the way to the exchange {exchange!r}",
-            f"write on the exchange {exchange!r}" if by_headers else "",
-        )
-        yield from self._on_the_base(command)
-        if not by_headers:
-            # A headers exchange of this name may have been deleted by what does not remove this.
-            to_relay = tuple(each for each in with_relay.bindings if each.to_queue)
+        part, others = self._mirror_of(exchange)
+        what = f"the way to the exchange {exchange!r}"
+        needs = "" if others else f"write on the exchange {exchange!r}"
+        yield from self._on_the_base(Ensure(part, what, needs))
+        if others:
             # Without the permission it stays, and `verify --fix` removes it.
             with suppress(TopologyError):
-                yield Unbind(to_relay, command.what)
+                yield Unbind(others, what)
         self.existing.add(("mirror", exchange))
+
+    def _mirror_of(self, exchange: str) -> tuple[Part, tuple[Binding, ...]]:
+        """Return the mirror of an exchange, and the bindings that it must not have."""
+        with_relay = self.topology.exchange_relay(exchange)
+        if self._types.get(exchange) == "headers":
+            return with_relay, ()
+        # A headers exchange of this name may have been deleted by what does not remove this.
+        to_relay = tuple(each for each in with_relay.bindings if each.to_queue)
+        return self.topology.mirror(exchange), to_relay
 
     def _lead_to_mirrors(self, exchanges: Iterable[str]) -> Steps:
         """Bind mirrors to the delivery exchange again.
@@ -322,13 +329,11 @@ class DeliverySide(LadderSide):
     def _renew_bindings(self, bounds: Iterable[Bound]) -> Steps:
         """Repeat bindings again: another program may have made a mirror or a relay without them."""
         for each in bounds:
-            by_relay = each.to_queue and self._refuses(each.destination)
-            part = self.topology.queue_relay(each.destination) if by_relay else Part()
-            part += Part(bindings=self._mirrors_of(each, by_relay=by_relay))
+            part, others = self._repeated(each)
             what = f"the binding of {each.destination!r}"
             answer = yield Ensure(part, what)
-            if answer is Answer.DONE and each.to_queue and self.topology.can_have_relays:
-                yield Unbind(self._mirrors_of(each, by_relay=not by_relay), what)
+            if answer is Answer.DONE and others:
+                yield Unbind(others, what)
 
     def _mirror_binding(self, bound: Bound) -> Steps:
         """Repeat a binding of the user's on the mirror of its exchange.
@@ -375,24 +380,21 @@ class DeliverySide(LadderSide):
         return None
 
     def _repeat(self, bound: Bound) -> Steps:
-        for each in (bound.exchange, *(() if bound.to_queue else (bound.destination,))):
+        for each in bound.ends:
             gone = ("mirror", each) not in self.existing and (yield from self._is_gone(each))
             if gone or (yield from self._type_of(each)) is Answer.MISSING:
                 # It was deleted since, and its bindings with it.
                 self._bound.discard(bound)
                 return
-        kind = self._types[bound.exchange]
         if not bound.to_queue:
             yield from self._mirror_exchange(bound.destination)
         yield from self._mirror_exchange(bound.exchange)
-        if kind not in IMITABLE:
+        part, others = self._repeated(bound)
+        if not part.bindings:
             self.existing.add(bound)
             return
-        by_relay = bound.to_queue and self._refuses(bound.destination)
-        mirrors = self._mirrors_of(bound, by_relay=by_relay)
-        part = self.topology.queue_relay(bound.destination) if by_relay else Part()
         command = Ensure(
-            part + Part(bindings=mirrors),
+            part,
             f"the binding of {bound.destination!r}",
             f"write on {bound.destination!r}" if bound.to_queue else "",
         )
@@ -401,13 +403,25 @@ class DeliverySide(LadderSide):
             # The destination was deleted since, and its bindings with it.
             self._bound.discard(bound)
             return
-        if bound.to_queue and self.topology.can_have_relays:
-            # Only one of the two routes may exist; another program may have made the other one.
-            other = self._mirrors_of(bound, by_relay=not by_relay)
-            yield Unbind(other, command.what)
-            # It may have removed ours meanwhile: better two routes than none.
-            yield Ensure(Part(bindings=mirrors), command.what, command.needs)
+        if others:
+            yield Unbind(others, command.what)
+            # Another program may have removed ours meanwhile: two routes are better than none.
+            yield Ensure(Part(bindings=part.bindings), command.what, command.needs)
         self.existing.add(bound)
+
+    def _repeated(self, bound: Bound) -> tuple[Part, tuple[Binding, ...]]:
+        """Return what repeats a binding, and the other route, which another program may have made.
+
+        Only one of the two may exist. An exchange that cannot be imitated has a relay for all.
+        """
+        if self._types.get(bound.exchange) not in IMITABLE:
+            return Part(), ()
+        by_relay = bound.to_queue and self._refuses(bound.destination)
+        part = self.topology.queue_relay(bound.destination) if by_relay else Part()
+        part += Part(bindings=self._mirrors_of(bound, by_relay=by_relay))
+        if not (bound.to_queue and self.topology.can_have_relays):
+            return part, ()
+        return part, self._mirrors_of(bound, by_relay=not by_relay)
 
     def _unmirror(self, bound: Bound) -> Steps:
         """Remove what :meth:`_mirror_binding` made, here or in another process."""
@@ -448,9 +462,12 @@ class DeliverySide(LadderSide):
         yield from self._lay_base()
         return (yield command)
 
+    def _knows_type(self, exchange: str) -> bool:
+        return exchange in self._types and exchange not in self._doubted
+
     def _type_of(self, exchange: str) -> Any:
         """Ask for the type of an exchange, unless this connection knows it."""
-        if exchange in self._types and exchange not in self._doubted:
+        if self._knows_type(exchange):
             return self._types[exchange]
         if not can_have_type_told(exchange, self._vhost):
             raise TopologyError(
@@ -485,6 +502,7 @@ class DeliverySide(LadderSide):
             self.existing.add(REPEATING)
             if self._bound or self._queues:
                 yield from self._lay_base()
+            yield from self._repeat_at_once()
             for queue in list(self._queues):
                 yield from quietly(self._lead_to(queue))
             for bound in list(self._bound):
@@ -493,6 +511,50 @@ class DeliverySide(LadderSide):
             if REPEATING in self.existing:
                 break
         self.existing.add(BINDINGS)
+
+    def _repeat_at_once(self) -> Steps:
+        """Repeat by one command for many what exists but, perhaps, for bindings: mostly, all does.
+
+        If something is missing or refused, the commands for each, which follow, find out what.
+        """
+        if not (self._trusts and self.topology.mirrors):
+            return
+        queues = [each for each in self._queues if ("way", each) not in self.existing]
+        bounds = [
+            each
+            for each in self._bound
+            if each not in self.existing
+            and all(self._knows_type(end) and can_be_denied(end, self._vhost) for end in each.ends)
+        ]
+        for first in range(0, max(len(queues), len(bounds)), MAX_AT_ONCE):
+            some = slice(first, first + MAX_AT_ONCE)
+            yield from self._repeat_these(queues[some], bounds[some])
+
+    def _repeat_these(self, queues: list[str], bounds: list[Bound]) -> Steps:
+        answer = Answer.MISSING
+        # Each command for its own is refused by itself.
+        with suppress(AddressError, TopologyError):
+            answer = yield self._look_for(queues, bounds)
+        if answer is not Answer.DONE:
+            return
+        for queue in queues:
+            self._led_to(queue, by_relay=self._refuses(queue))
+        self.existing.update(bounds, (("mirror", end) for each in bounds for end in each.ends))
+        self._unreached.difference_update(bounds)
+        if not all(each.to_queue for each in bounds):
+            yield from self._warn_of_headers()
+
+    def _look_for(self, queues: list[str], bounds: list[Bound]) -> Look:
+        ends = dict.fromkeys(end for each in bounds for end in each.ends)
+        made = [
+            *((self._way_to(each, by_relay=self._refuses(each)), ()) for each in queues),
+            *map(self._mirror_of, ends),
+            *map(self._repeated, bounds),
+        ]
+        part: Part = sum((each for each, _ in made), Part())
+        exchanges, waiting = names_of(part.distinct())
+        others = tuple(each for _, beside in made for each in beside)
+        return Look((*ends, *exchanges), tuple(waiting), part.distinct().bindings, others)
 
     def declared_exchange(self, exchange: str, exchange_type: str) -> None:
         """Remember an exchange's type."""

@@ -40,6 +40,11 @@ class Bound(NamedTuple):
     key: str
     to_queue: bool
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The exchanges at its ends."""
+        return (self.exchange,) if self.to_queue else (self.exchange, self.destination)
+
 
 # What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
 # tuple that begins with its kind: its names are in `KINDS`. No classes: calling one for each

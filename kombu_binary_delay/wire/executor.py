@@ -64,7 +64,7 @@ _TYPES = ("direct", "topic", "fanout", "headers")
 _OTHER_TYPE = "inequivalent arg 'type'"
 #: RabbitMQ refuses a declaration with a number in place of the alternate exchange's name, whether
 #: the exchange exists or not. So such a declaration reads the type and never changes anything.
-_NO_NAME = {"alternate-exchange": 1}
+_NO_NAME = (("alternate-exchange", 1),)
 #: So it refuses one of a queue with these as ``x-expires`` or ``x-overflow``.
 _NO_TIME, _NO_OVERFLOW = "?", 1
 #: With these values of ``x-overflow``, a queue that is full drops its oldest message.
@@ -252,7 +252,7 @@ class Executor:
             return
         with suppress(OSError, amqp.AMQPError):
             channel = _DeclarationChannel(self.connection, self._refused)
-            channel.begin()
+            channel.open()
             channel.send_method(spec.Queue.Delete, "Bsbbb", (0, command.lock, False, False, True))
             self._abandon(channel)
 
@@ -278,6 +278,12 @@ class Executor:
                     # If something does not exist, the broker ignores all that follows.
                     for binding in command.bindings:
                         _bind(channel, binding)
+                    for binding in command.others:
+                        _unbind(channel, binding)
+                    sources = {each.source for each in command.others}
+                    for binding in command.bindings:
+                        if binding.source in sources:
+                            _bind(channel, binding)
                 wait(channel)
             except NotFound as exc:
                 return _missing(exc)
@@ -287,23 +293,29 @@ class Executor:
 
     def _ask_type(self, exchange: str) -> str | Answer | None:
         what = f"the type of the exchange {exchange!r}"
-        with self.channel(what) as channel:
-            try:
-                channel.exchange_declare(exchange, "", passive=True)
-            except NotFound:
-                return Answer.MISSING
+        where = f" for exchange '{exchange}' in vhost '{self.connection.virtual_host}': "
         left = list(_TYPES)
         while left:
             kind = left.pop(0)
             with self.channel(what, f"configure on the exchange {exchange!r}") as channel:
                 try:
-                    channel.exchange_declare(exchange, kind, durable=True, arguments=_NO_NAME)
+                    with _in_one_piece(channel):
+                        # Whether it exists, only this tells.
+                        _send(channel, Exchange(exchange, ""), passive=True)
+                        _send(channel, Exchange(exchange, kind, _NO_NAME))
+                    wait(channel)
+                except NotFound:
+                    return Answer.MISSING
                 except PreconditionFailed as exc:
                     refusal = str(exc.reply_text)
             # The error begins with what differs, the type or another property; its end may be cut.
             if not refusal.partition(" for exchange ")[0].endswith(_OTHER_TYPE):
                 return kind
-            # It ends with the type that the exchange has: try that one next.
+            # Otherwise it is whole, and ends with the type that the exchange has.
+            said = f"{_OTHER_TYPE}{where}received '{kind}' but current is "
+            for each in left:
+                if refusal.endswith(f"{said}'{each}'"):
+                    return each
             left.sort(key=lambda each: f"'{each}'" not in refusal)
         return None
 
@@ -374,7 +386,7 @@ class Executor:
         if self._channel is None or not self._channel.is_open:
             # Not our own class of channel, which would follow these declarations.
             self._channel = _DeclarationChannel(self.connection, self._refused)
-            self._channel.begin()
+            self._channel.open()
         return self._channel
 
     def _abandon(self, channel: Any) -> None:
@@ -438,9 +450,13 @@ class _DeclarationChannel(amqp.Channel):
         super().__init__(connection)
         self._on_refusal = refused
 
-    def begin(self) -> None:
-        """Open the channel without waiting: the answer comes before that to the first command."""
+    def open(self) -> None:
+        """Open the channel without waiting: the answer comes before that to the first command.
+
+        So does py-amqp after the broker has closed it.
+        """
         self.send_method(spec.Channel.Open, "s", ("",))
+        self.is_open = True
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
         try:
@@ -561,6 +577,15 @@ def _bind(channel: Any, binding: Binding) -> None:
         nowait=True,
         arguments=dict(binding.arguments),
     )
+
+
+def _unbind(channel: Any, each: Binding) -> None:
+    names, arguments = (0, each.destination, each.source, each.key), dict(each.arguments)
+    if each.to_queue:
+        # AMQP has no way to ask for no answer. py-amqp ignores it.
+        channel.send_method(spec.Queue.Unbind, "BsssF", (*names, arguments))
+    else:
+        channel.send_method(spec.Exchange.Unbind, "BsssbF", (*names, True, arguments))
 
 
 def wait(channel: Any) -> None:

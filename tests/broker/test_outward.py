@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from amqp import Channel
+from amqp.abstract_channel import AbstractChannel
 from amqp.exceptions import ConsumerCancelled, NotFound
 from kombu import Exchange, Producer, Queue
 
@@ -901,3 +902,35 @@ def test_a_connection_for_each_message_waits_a_few_times_and_loses_none_with_the
     assert sorted(bodies) == sorted(
         ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
     )
+
+
+@pytest.mark.parametrize("kind", ["", "direct", "topic", "fanout", "headers"])
+@pytest.mark.parametrize("knows", ["all", "nothing"])
+def test_the_first_delayed_message_of_a_program_waits_three_times_at_most(
+    connect, confirm, kind, knows, monkeypatch
+):
+    """Where its ladder exists. With a connection for each program, as the tests have it."""
+    waits = []
+    wait = AbstractChannel.wait
+
+    def counting_wait(*args, **kwargs):
+        waits.append(args)
+        return wait(*args, **kwargs)
+
+    monkeypatch.setattr(AbstractChannel, "wait", counting_wait)
+    place = {"exchange": kind, "routing_key": "k" if kind else "q"}
+
+    def publish(knows, **headers):
+        waits.clear()
+        with connect(confirm_publish=confirm) as connection:
+            if knows == "all":
+                queue = Queue("q", Exchange(kind, kind), "k") if kind else Queue("q")
+                queue(connection.default_channel).declare()
+            connection.Producer(auto_declare=False).publish("x", headers=headers, **place)
+        return len(waits)
+
+    for each in ("all", knows):
+        publish(each, **{"x-delay": 3_600_000})
+
+    more = publish(knows, **{"x-delay": 2000}) - publish(knows)
+    assert more <= (1 if knows == "all" and not kind else 3)

@@ -12,6 +12,7 @@ from kombu_binary_delay import Settings
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.parts import Binding, Part, Queue
 from kombu_binary_delay.routing.commands import Ensure, Look, Unbind
+from kombu_binary_delay.routing.delivery_side import MAX_AT_ONCE
 from kombu_binary_delay.routing.knowledge import Shared
 from kombu_binary_delay.routing.router import LOOK_AGAIN, MAX_RENEWED, Router
 from kombu_binary_delay.transport import ChannelMixin
@@ -172,8 +173,8 @@ def test_the_ways_to_many_queues_are_declared_again_a_few_after_each_look(broker
     for _ in range(3):
         connection.now += LOOK_AGAIN
         done = [command for name in names for command in connection.publish(name)[0]]
-        parts = [each.part for each in done if isinstance(each, Ensure)]
-        ways = [way.destination for part in parts for way in part.bindings]
+        made = [each.part if isinstance(each, Ensure) else each for each in done]
+        ways = [way.destination for each in made for way in each.bindings]
         renewed = [each for each in ways if each in names]
         assert len(renewed) <= MAX_RENEWED
         again += renewed
@@ -532,6 +533,120 @@ def test_levels_are_bound_to_a_delivery_exchange_that_a_consumer_has_made_anew(b
     headers = plan.properties["application_headers"]
     (rest,) = broker.follow(plan.exchange, [plan.routing_key], headers)
     assert (rest.queue, rest.waited) == ("q", 60_000)
+
+
+def declares(connection, kind, **arguments):
+    """Declare a queue and, if a kind of exchange is given, one of that kind before it."""
+    connection.queue("q", **arguments)
+    if kind:
+        connection.exchange(kind, kind)
+        connection.bind("q", kind, "k")
+
+
+def state(broker):
+    return {*broker.exchanges}, {*broker.queues}, {*broker.bindings}
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+@pytest.mark.parametrize("kind", ["", "direct", "topic", "fanout", "headers"])
+@pytest.mark.parametrize("knows", ["all", "the exchange", "nothing"])
+def test_the_first_message_of_a_program_waits_three_times_at_most_where_all_exists(
+    broker, ladder, overflow, kind, knows
+):
+    settings, properties, server = LADDERS[ladder]
+    place = ("k" if kind else "q", kind)
+
+    def program(knows):
+        connection = Connection(broker, server, **settings)
+        if knows == "all":
+            declares(connection, kind, x_overflow=overflow)
+        elif knows == "the exchange" and kind:
+            connection.exchange(kind, kind)
+        return connection
+
+    for each in ("all", knows):
+        program(each).publish(*place, delay=3600 * SECOND, **properties)
+    before = state(broker)
+
+    done, plan = program(knows).publish(*place, delay=61 * SECOND, **properties)
+
+    # The executor waits once for each.
+    assert len(done) <= 3
+    headers = plan.properties["application_headers"]
+    rests = broker.follow(plan.exchange, [plan.routing_key], headers)
+    assert [each.queue for each in rests] == ["q"]
+    assert state(broker) == before
+
+
+def test_many_bindings_are_repeated_at_once_and_each_alone_if_one_of_them_cannot_be(broker):
+    def consumes():
+        connection = Connection(broker)
+        connection.exchange("x", "topic")
+        connection.exchange("y", "fanout")
+        connection.bind_exchange("y", "x", "#")
+        for number in range(3 * MAX_AT_ONCE):
+            connection.queue(f"q{number}")
+            connection.bind(f"q{number}", "xy"[number % 2], f"k{number}")
+        return connection.consume()
+
+    consumes()
+    whole = state(broker)
+    assert len(consumes()) < 10
+
+    broker.delete_exchange(Connection(broker).topology.mirror_name("y"))
+    consumes()
+    assert state(broker) == whole
+
+
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+@pytest.mark.parametrize("gone", ["queue", "exchange", "mirror", "relay", "binding"])
+def test_a_new_connection_notices_what_is_missing_of_the_way_by_an_exchange(broker, gone, overflow):
+    def publisher():
+        connection = Connection(broker)
+        declares(connection, "topic", x_overflow=overflow)
+        return connection
+
+    assert publisher().reached("k", "topic") == ["q"]
+    connection = publisher()
+    topology = connection.topology
+    if gone == "queue":
+        broker.delete_queue("q")
+    elif gone == "exchange":
+        broker.delete_exchange("topic")
+    elif gone == "mirror":
+        broker.delete_exchange(topology.mirror_name("topic"))
+    elif gone == "relay":
+        broker.delete_queue(topology.queue_relay_name("q"))
+    else:
+        mirror = topology.mirror_name("topic")
+        for each in [each for each in broker.bindings if mirror in (each.source, each.destination)]:
+            del broker.bindings[each]
+
+    reached = connection.reached("k", "topic")
+
+    assert reached == ([topology.parking] if gone == "queue" else ["q"])
+    # The mirror of an exchange that another program has deleted stays.
+    assert [each for each in broker.warnings if "'topic' does not exist" in each] == (
+        broker.warnings if gone == "exchange" else []
+    )
+
+
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+def test_a_new_connection_removes_the_other_ways_that_earlier_bindings_have_left(broker, overflow):
+    """One of the queue, and one of a headers exchange that had the name."""
+    first, second = Connection(broker), Connection(broker)
+    for each in (first, second):
+        declares(each, "topic", x_overflow=overflow)
+    first.publish("k", "topic")
+    topology = first.topology
+    other = "q" if overflow == "reject-publish" else topology.queue_relay_name("q")
+    left = topology.mirror_bindings("topic", "topic", other, "k", to_queue=True)
+    broker.declare(topology.queue_relay("q") + topology.exchange_relay("topic"))
+    broker.declare(Part(bindings=left))
+    assert len(first.reached("k", "topic")) == 2
+
+    assert second.reached("k", "topic") == ["q"]
 
 
 @pytest.mark.parametrize("begins", ["half a minute later", "by the exchange", "as a consumer"])

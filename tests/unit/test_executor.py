@@ -8,7 +8,7 @@ import pytest
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
 from kombu_binary_delay import TopologyError
-from kombu_binary_delay.ladder.parts import Part
+from kombu_binary_delay.ladder.parts import Binding, Part
 from kombu_binary_delay.routing.commands import Answer, Ensure, Look, OutOfReachError, Warn
 from kombu_binary_delay.wire.executor import Executor
 
@@ -55,6 +55,24 @@ def test_a_queue_whose_node_is_down_is_not_missing(monkeypatch, text, answer):
         with pytest.raises(OutOfReachError, match="cannot reach the l") as raised:
             executor.do(command)
         assert text in str(raised.value)
+
+
+def test_a_way_exists_while_the_other_one_is_removed_and_after(monkeypatch):
+    """Two programs that remove each other's at once leave one in any case."""
+    ours, others, behind = Binding("x", "q", "a"), Binding("x", "r", "a"), Binding("y", "q", "b")
+    done = []
+    monkeypatch.setattr("kombu_binary_delay.wire.executor._bind", lambda _, each: done.append(each))
+    monkeypatch.setattr(
+        "kombu_binary_delay.wire.executor._unbind", lambda _, each: done.append(("not", each))
+    )
+    monkeypatch.setattr("kombu_binary_delay.wire.executor.wait", lambda _: None)
+    executor = Executor(object(), "kbd")
+    connection = SimpleNamespace(frame_writer=None)
+    monkeypatch.setattr(executor, "_open", lambda: SimpleNamespace(connection=connection))
+
+    assert executor.do(Look(bindings=(ours, behind), others=(others,))) is Answer.DONE
+
+    assert done == [ours, behind, ("not", others), ours]
 
 
 @pytest.mark.parametrize(
