@@ -90,6 +90,10 @@ $sudo chmod -R a+rw "$folder"
 # Kept for `make coverage`, in .coverage.
 "$python" -m coverage erase
 "$python" -m coverage combine --quiet "$folder"/coverage.*
-[ "$one" ] || "$python" -m coverage report || failed="$failed coverage"
+# The limit is for all tests, on every broker.
+limit=--fail-under=0
+if [ "$all" ] && [ -z "$one" ]; then limit=; fi
+# shellcheck disable=SC2086 # none, where there is a limit in pyproject.toml
+"$python" -m coverage report $limit || failed="$failed coverage"
 
 [ -z "$failed" ] || { echo "test: failed:$failed" >&2 && exit 1; }
