@@ -382,7 +382,7 @@ class Broker:
                 yield queue.ends
 
     def run_until(self, moment: int) -> None:
-        """Let time pass, in microseconds since the epoch, with all that happens meanwhile."""
+        """Advance to a moment, in microseconds since the epoch, with all that happens meanwhile."""
         while (event := self.next_event()) is not None and event <= moment:
             self.now = max(event, self.now)
             self._expire()

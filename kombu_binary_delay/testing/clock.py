@@ -57,7 +57,7 @@ class Clock:
         time.sleep = self._refuse_to_sleep  # type: ignore[assignment]
 
     def stop(self) -> None:
-        """Let time go on."""
+        """Release the clock."""
         time.monotonic, time.sleep = self._monotonic, self._sleep
         if self._travel is not None:
             self._travel.stop()

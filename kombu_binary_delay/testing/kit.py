@@ -132,7 +132,7 @@ class Delayed:
         return _datetime(self._clock.now())
 
     def advance(self, duration: timedelta | None = None, /, **units: float) -> None:
-        """Let time pass; what is due runs, at its time.
+        """Advance the clock; what is due runs, at its time.
 
         :param units: as of :class:`datetime.timedelta`: ``minutes=59``.
         """
@@ -142,7 +142,7 @@ class Delayed:
         self._run_until(self._clock.now() + passes // timedelta(microseconds=1))
 
     def advance_to(self, moment: datetime) -> None:
-        """Let time pass until a moment, a datetime with a zone; what is due runs, at its time."""
+        """Advance the clock to a moment, a datetime with a zone; what is due runs, at its time."""
         if moment.tzinfo is None:
             raise KitError(f"{moment} has no zone; give one, such as datetime.UTC")
         until = (moment - _EPOCH) // timedelta(microseconds=1)
@@ -155,7 +155,7 @@ class Delayed:
         self._run_until(self._clock.now())
 
     def run_until_idle(self) -> None:
-        """Let time pass until nothing waits any more.
+        """Advance the clock until nothing waits any more.
 
         :raises KitError: if that does not come, as with a task that sends itself again for ever.
         """
@@ -206,7 +206,7 @@ class Delayed:
     # -- workers -------------------------------------------------------------------------------
 
     def _find_workers(self) -> None:
-        """Have somebody consume each queue in which a task has arrived."""
+        """Start a consumer of each queue in which a task has arrived."""
         if self._is_down:
             return
         for queue in list(self._broker.queues.values()):
@@ -401,7 +401,7 @@ class Delayed:
         self._crash = Crash(self._end_connections)
 
     def outage(self, **units: float) -> None:
-        """Let time pass with the broker down; what was due meanwhile runs late.
+        """Advance the clock with the broker down; what was due meanwhile runs late.
 
         Messages on the ladder are safe. Each goes on where it was when the broker is back.
 
@@ -474,7 +474,7 @@ def _uses_transport(app: Any) -> bool:
 
 
 def _forget_connections() -> None:
-    """Have Kombu and Celery connect anew: a pool may hold connections to another broker."""
+    """Empty the pools of Kombu and Celery: a pool may hold connections to another broker."""
     kombu.pools.reset()
     for app in _apps():
         pool = app._pool  # noqa: SLF001 - `pool` would make one

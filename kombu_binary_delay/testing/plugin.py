@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def delayed() -> Iterator[Any]:
-    """Give a :class:`kombu_binary_delay.testing.Delayed`: a broker in memory, and virtual time."""
+    """Yield a :class:`kombu_binary_delay.testing.Delayed`: a broker in memory, and virtual time."""
     from . import Delayed  # noqa: PLC0415 - only tests that use it pay for it
 
     with Delayed() as kit:

@@ -59,7 +59,7 @@ class InProcess(_AbstractTransport):
             self.connected = True
 
     def write(self, data: Any) -> None:
-        """Have the broker handle what is written, at once."""
+        """Pass what is written to the broker, at once."""
         self._alive().receive(bytes(data))
 
     def read_frame(self, *_: Any) -> tuple[int, int, bytes]:

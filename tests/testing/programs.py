@@ -63,7 +63,8 @@ class Shop:
         def backs_off(self: Any, tag: str) -> int:
             if self.request.retries < 2:
                 raise ValueError(tag)
-            return self.request.retries
+            retries: int = self.request.retries
+            return retries
 
         @app.task(shared=False, name="fails", acks_late=True)
         def fails(tag: str) -> None:
