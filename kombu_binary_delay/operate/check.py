@@ -16,16 +16,16 @@ from typing import Any, Literal
 import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
-from kombu_binary_delay.celery_side.celery import delays
 from kombu_binary_delay.celery_side.failures import to_raise_a_limit
 from kombu_binary_delay.celery_side.worker_log import describe
 from kombu_binary_delay.errors import DelayError, TopologyError
+from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import X_DELAY
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.settings import Settings
-from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of, without_transport
+from kombu_binary_delay.wire.mechanism import TRANSPORT, delays, mechanism_of, without_transport
 
 from .declare import declare
 from .errors import OperationError
@@ -205,12 +205,13 @@ class _Trial:
                 declare(self._connection, topology, topology.to_queue(self._queue))
             now = time.time_ns() // 1000
             due = now + int(self._delay * 1000)
-            plan = self._channel.plan(self._properties, due, "", self._queue, now)
+            to = Destination("", self._queue)
+            out = self._channel.way_out.ready_at(self._properties, to, due)
         except TopologyError as exc:
             raise _Refusal("permissions", str(exc), self._on_refusal(str(exc))) from exc
         self._raw.open()
         self._raw.basic_consume(self._queue, no_ack=True, callback=self._take)
-        return self._prepared(parts[plan.lane], before)
+        return self._prepared(parts[out.lane], before)
 
     def send_and_wait(self, patience: float) -> float | None:
         """Publish, and return the seconds until the message arrived; None if it did not.
@@ -249,15 +250,15 @@ class _Trial:
     def way(self) -> Finding:
         """Return a finding about the ladder's queues in which the message waited."""
         waits = {
-            each.name: each.wait
+            queue.name: queue.wait
             for lane in self._lanes()
-            for each in (*lane.whole.queues, *lane.base.queues)
+            for queue in (*lane.whole.queues, *lane.base.queues)
         }
         deaths = reversed(self._arrived[0][1].get("x-death") or [])
         said = [
-            f"{(waits[each['queue']] or 0) / 1000:g} s in {each['queue']}"
-            for each in deaths
-            if each.get("queue") in waits
+            f"{(waits[death['queue']] or 0) / 1000:g} s in {death['queue']}"
+            for death in deaths
+            if death.get("queue") in waits
         ]
         if said:
             return Finding("way", "ok", f"waited {', then '.join(said)}")
@@ -297,19 +298,21 @@ class _Trial:
 
     def _missing(self, part: Part) -> set[str] | None:
         """Return the names in a part that do not exist; None if this user may not ask."""
-        exchanges = {each.name for each in part.exchanges}
-        queues = {each.name for each in part.queues}
+        exchanges = {exchange.name for exchange in part.exchanges}
+        queues = {queue.name for queue in part.queues}
         try:
             with Probe(self._connection) as probe:
-                missing = {each for each in exchanges if not probe.has_exchange(each)}
-                return missing | {each for each in queues if not probe.has_queue(each)}
+                missing = {exchange for exchange in exchanges if not probe.has_exchange(exchange)}
+                return missing | {queue for queue in queues if not probe.has_queue(queue)}
         except AccessRefused:
             return None
 
     def _prepared(self, part: Part, before: set[str] | None) -> Finding:
         if before is None:
             return Finding("topology", "note", "this user may not ask what of the ladder exists")
-        names = {each.name for each in part.exchanges} | {each.name for each in part.queues}
+        names = {exchange.name for exchange in part.exchanges} | {
+            queue.name for queue in part.queues
+        }
         count, gone = len(names), self._missing(part) or set()
         if gone:
             said = f"{len(gone)} of the {count} parts that this delay needs do not exist"

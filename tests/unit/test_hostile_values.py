@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import BinaryDelayError, Ladder, LadderError, Settings
-from kombu_binary_delay.amendments import celery
 from kombu_binary_delay.amendments.memory import Memory
 from kombu_binary_delay.amendments.record import Cancel, CancelStamped, Postpone, Supersede
+from kombu_binary_delay.celery_side import tasks
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import is_over, is_retry, keep_due
@@ -39,7 +39,7 @@ from kombu_binary_delay.operate.reading import (
 )
 from kombu_binary_delay.operate.redrive import _Sorter as Redriving
 from kombu_binary_delay.operate.text import plain
-from kombu_binary_delay.operate.waiting.node import NodeWaiters
+from kombu_binary_delay.operate.waiting.node import NodeReader
 from kombu_binary_delay.publishing.frames import EncodedMessage
 from kombu_binary_delay.routing.router import Router
 from kombu_binary_delay.wire.header_frames import without_deaths
@@ -140,9 +140,9 @@ def test_what_is_received_is_judged_noted_and_published_again(settings, given, e
         )
     assert isinstance(returns(headers), int)
     is_over(headers.get("x-delay"))
-    celery.with_own_nested(headers)
+    tasks.with_own_nested(headers)
     if "task" in headers:
-        celery.as_resent(headers)
+        tasks.as_resent(headers)
     written(arrived)
     with suppress(BinaryDelayError):
         again = router.publish(arrived, NOW * 1000 + 10**6, Destination("", "mail"), NOW * 1000)
@@ -239,7 +239,7 @@ def test_what_is_parked_is_sent_on_or_left(given, key):
 
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
 def test_a_node_lists_the_others_where_one_message_cannot_be_decoded(raw):
-    waiters = NodeWaiters.__new__(NodeWaiters)
+    waiters = NodeReader.__new__(NodeReader)
     waiters._unreadable = 0  # noqa: SLF001 - without a node
 
     assert waiters._task(SOURCES[1], b"0.1.@..mail", raw, NOW, set()) is None  # noqa: SLF001
