@@ -1,6 +1,6 @@
 # Purpose: the two commands, and more for those who work here. Each installs what it needs.
 
-.PHONY: help demo pipeline-demo faults test test-here brokers bench lint docs clean
+.PHONY: help demo pipeline-demo faults test test-all brokers bench lint docs clean
 .PHONY: coverage
 .PHONY: test-on-bookworm test-on-trixie test-on-forky
 
@@ -19,16 +19,16 @@ faults: ## whatever breaks, nothing confirmed is lost; ARGS="cut" runs the scena
 	@dev/install.sh pipeline
 	@exec .venv/bin/python -m dev.faults $(ARGS)
 
-test: ## all tests on private brokers old and new, style, types and documentation; ARGS="-k word" goes to pytest alone
+test: ## what a change can break: style, types, documentation, and tests on a private broker; ARGS="-k word" goes to pytest alone
 	@dev/install.sh test
 	@exec dev/test.sh $(ARGS)
 
-test-here: ## all tests on one broker: the installed RabbitMQ; needs no root once it is there
+test-all: ## the same, and what takes long and rarely breaks: kills of clusters, Spark's long stories, brokers old and new
 	@dev/install.sh test
-	@exec dev/test.sh --here $(ARGS)
+	@exec dev/test.sh --all
 
-test-on-bookworm test-on-trixie test-on-forky: test-on-%:
-	@root=$$(dev/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-here
+test-on-bookworm test-on-trixie test-on-forky: test-on-%: ## all tests on the RabbitMQ of one Debian release
+	@root=$$(dev/unpack.sh $*) && RABBITMQ_ROOT=$$root exec $(MAKE) test-all
 
 brokers: ## unpack RabbitMQ 3.10, 4.0 and 4.3, for the whole matrix: `tox`
 	@exec dev/unpack.sh all
@@ -45,7 +45,7 @@ docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec dev/check.sh docs docs/_build/html
 
-coverage: ## what the last `make test` has covered of the mechanism, line by line, into htmlcov
+coverage: ## what the last `make test` or `make test-all` has covered of the mechanism, line by line, into htmlcov
 	@exec .venv/bin/python -m coverage html --fail-under=0
 
 clean: ## remove what these commands have made

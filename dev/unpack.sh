@@ -33,7 +33,7 @@ for suite in $suites; do
     root=$cache/$suite
     if [ ! -d "$root" ]; then
         [ "$(id -u)" = 0 ] || die "to unpack and start the RabbitMQ of $suite takes root: use" \
-            "sudo, or 'make test-here' for the RabbitMQ that is installed"
+            "sudo, or 'make test' for the RabbitMQ that is installed"
         install_tools
         say "the RabbitMQ of $suite into $root"
         rm -rf "$root.partial"

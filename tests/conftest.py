@@ -15,6 +15,7 @@ each test has a virtual host of its own. See `tests/side_by_side.py`.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -64,12 +65,30 @@ def broker(session_broker: Server) -> Server:
 
 
 @pytest.fixture(scope="session")
-def own_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A broker that no test uses at the same time: it may be frozen, killed, and measured."""
-    if not is_worker(request.config):
-        yield request.getfixturevalue("session_broker")
-        return
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
+def authority() -> Any:
+    """Make the authority that has signed the certificate of `own_broker`."""
+    import trustme  # noqa: PLC0415 - most tests need none
+
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def certificates(authority: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own_broker(certificates: Path) -> Iterator[Broker]:
+    """A broker that no test uses at the same time: it may be frozen, killed, and measured.
+
+    It has a port for TLS, too.
+    """
+    with Broker(os.environ.get("RABBITMQ_ROOT"), tls=certificates) as broker:
         yield broker
 
 

@@ -1,8 +1,8 @@
 """Two ways to a deployment: pytest-celery's `celery_setup`, and `new_system` for all else.
 
-`celery_setup` has a broker, a backend and a worker: processes of this machine and, where a Docker
-engine answers, then once more containers. A module says what it needs by fixtures of its own:
-`shape`, `worker_transport`, `worker_options`. The nodes live as long as the module.
+`celery_setup` has a broker, a backend and a worker, which are processes of this machine. A module
+says what it needs by fixtures of its own: `shape`, `worker_transport`, `worker_options`. The nodes
+live as long as the module.
 """
 
 from __future__ import annotations
@@ -18,19 +18,8 @@ from pytest_celery import CeleryTestWorker
 from dev.processes import Processes
 from dev.pytest_nodes import LocalBackend, LocalBroker, LocalWorker
 from tests.acceptance.app import OURS, Deployment, make_app
-from tests.acceptance.containers import (  # noqa: F401 - fixtures, which the others name
-    ContainerBroker,
-    acceptance_network,
-    default_worker_celery_version,
-    engine_answers,
-    rabbitmq_container,
-    worker_command,
-    worker_container,
-    worker_environment,
-    worker_volumes,
-)
 from tests.acceptance.local_system import LocalSystem
-from tests.acceptance.setup import CONTAINERS, PROCESSES, Setup
+from tests.acceptance.setup import Setup
 from tests.acceptance.worker import APP, complaints, environment_of
 
 if TYPE_CHECKING:
@@ -48,11 +37,6 @@ def processes() -> Iterator[Processes]:
 
 
 # -- celery_setup ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=[PROCESSES, CONTAINERS] if engine_answers() else [PROCESSES])
-def nodes(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +62,10 @@ def worker_stays_well() -> bool:
 
 
 @pytest.fixture(scope="module")
-def celery_broker(request: pytest.FixtureRequest, nodes: str) -> Iterator[Any]:
-    broker = (
-        LocalBroker(request.getfixturevalue("broker"))
-        if nodes == PROCESSES
-        else ContainerBroker(request.getfixturevalue("rabbitmq_container"))
-    )
-    yield broker
-    broker.teardown()
+def celery_broker(broker: Server) -> Iterator[LocalBroker]:
+    local = LocalBroker(broker)
+    yield local
+    local.teardown()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +84,7 @@ def worker_deployment(
 
 @pytest.fixture(scope="module")
 def celery_backend(deployment: Deployment) -> LocalBackend:
-    """Results are files, which a container shares."""
+    """Results are files."""
     return LocalBackend(Path(deployment.results))
 
 
@@ -125,16 +105,11 @@ def worker_process(
 
 @pytest.fixture(scope="module")
 def celery_worker(
-    request: pytest.FixtureRequest, nodes: str, *, worker_stays_well: bool
+    worker_process: LocalWorker, *, worker_stays_well: bool
 ) -> Iterator[CeleryTestWorker]:
-    worker = (
-        request.getfixturevalue("worker_process")
-        if nodes == PROCESSES
-        else CeleryTestWorker(request.getfixturevalue("worker_container"), None)
-    )
-    yield worker
-    worker.teardown()
-    assert not (worker_stays_well and complaints(worker.logs())), worker.logs()
+    yield worker_process
+    worker_process.teardown()
+    assert not (worker_stays_well and complaints(worker_process.logs())), worker_process.logs()
 
 
 @pytest.fixture

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from dev.server import VHost
     from tests.acceptance.app import Deployment
 
-#: What its nodes can be.
-PROCESSES, CONTAINERS = "processes", "containers"
-
 
 class Setup(System, CeleryTestSetup):
     """What `celery_setup` is: pytest-celery's clusters, and what a test sees of them."""

@@ -11,7 +11,6 @@ from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.revoked import assert_revoked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_what_was_cancelled_before_it_started_runs_in_no_pool(new_system, pool: str):
     system: LocalSystem = new_system("careful")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from dev.broker import Broker
 from dev.service import START
 from tests.acceptance.journal import wait_until
-from tests.acceptance.setup import PROCESSES, Setup
+from tests.acceptance.setup import Setup
 from tests.waits import PATIENCE
-
-pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 #: A quorum queue that is younger than about a second when its broker is killed comes back empty.
 OLD_ENOUGH = 3.0
@@ -25,15 +21,9 @@ LAST = 6.0
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    """Give a broker of our own to stop and to kill."""
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def nodes() -> str:
-    return PROCESSES
+def broker(own_broker: Broker) -> Broker:
+    """Give a broker to stop and to kill."""
+    return own_broker
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from celery import Celery, chain, chord, group
 
 from tests.acceptance.app import OURS
@@ -19,7 +18,6 @@ def stranger(system: LocalSystem, **settings: object) -> Celery:
     return app
 
 
-@pytest.mark.slow
 def test_a_task_sent_by_its_name_arrives_before_any_worker_ran_and_after(new_system):
     # given
     system: LocalSystem = new_system()
@@ -36,7 +34,6 @@ def test_a_task_sent_by_its_name_arrives_before_any_worker_ran_and_after(new_sys
     app.close()
 
 
-@pytest.mark.slow
 def test_routes_of_the_settings_lead_delayed_tasks_as_others(new_system):
     # given
     system: LocalSystem = new_system("exchanges")
@@ -58,7 +55,6 @@ def test_routes_of_the_settings_lead_delayed_tasks_as_others(new_system):
     app.close()
 
 
-@pytest.mark.slow
 def test_a_canvas_in_a_canvas_keeps_every_countdown(new_system):
     # given
     system: LocalSystem = new_system()

@@ -10,8 +10,6 @@ import pytest
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.setup import Setup
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def shape():

@@ -58,7 +58,6 @@ def journalled(vhost, count):
     return list(found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, processes, pool):
     (processes.folder / "journal_app.py").write_text(APP.format(url=vhost.url))

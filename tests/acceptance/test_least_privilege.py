@@ -25,7 +25,6 @@ def user(broker):
     broker.api("DELETE", f"users/{name}")
 
 
-@pytest.mark.slow
 def test_a_worker_needs_no_more_than_the_documented_permissions(broker, new_system, user):
     # given
     name, password = user

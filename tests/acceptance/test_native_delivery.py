@@ -165,7 +165,6 @@ def test_a_stock_app_warns_of_direct_exchanges_as_ever_beside_ours(
 
 
 @HAS_NATIVE
-@pytest.mark.slow
 def test_what_a_stock_app_delays_is_run_and_retried_by_workers_with_and_without_our_transport(
     new_system,
 ):

@@ -10,7 +10,6 @@ from tests.acceptance.local_system import LocalSystem
 CROWD = 2000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     # given
@@ -30,7 +29,6 @@ def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     worker.end_if_it_may_not_stop()
 
 
-@pytest.mark.slow
 def test_remote_control_works_while_thousands_wait(new_system):
     # given
     system: LocalSystem = new_system()

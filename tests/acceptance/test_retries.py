@@ -17,7 +17,6 @@ def worker_options():
     return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
 
 
-@pytest.mark.slow
 def test_autoretry_backs_off_by_ever_longer_delays(system: System):
     # when
     task = system.send("back_off", 2, queue="foo").id
@@ -31,7 +30,6 @@ def test_autoretry_backs_off_by_ever_longer_delays(system: System):
     assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
 
 
-@pytest.mark.slow
 def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     # when
     task = system.send("retry", RETRIES, 0.125, queue="foo").id
@@ -48,7 +46,6 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     assert max(each.header_bytes for each in others) <= others[0].header_bytes + 10
 
 
-@pytest.mark.slow
 def test_a_retry_that_cannot_be_delayed_is_kept_by_a_worker_until_it_is_due(new_system):
     # given
     system: LocalSystem = new_system("any key")

@@ -10,8 +10,6 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from kombu_binary_delay import replace
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
@@ -180,7 +178,6 @@ def test_a_revoke_outlives_all_workers_that_heard_it(new_system):
     system.journal.wait_for(other)
 
 
-@pytest.mark.slow
 def test_a_revoke_from_the_command_line_needs_no_worker_either(new_system):
     system: LocalSystem = new_system()
     results = revoke_by_all(COMMANDS, system)

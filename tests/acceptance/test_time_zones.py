@@ -15,7 +15,6 @@ from tests.acceptance.local_system import LocalSystem
 ZONES = ["UTC", "America/New_York", "Asia/Kathmandu", "Pacific/Chatham", "Europe/Berlin"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["stock", "abroad", "abroad without UTC"])
 def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_system, shape: str):
     # given

@@ -370,7 +370,6 @@ def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
     assert "2 messages parked" in found.troubles[0]
 
 
-@pytest.mark.slow
 def test_status_names_a_level_that_is_stuck(plain, management, small):
     if small.queue_type == "classic":
         pytest.skip("a classic level passes messages on at most once, and is never stuck")

@@ -33,11 +33,6 @@ needs_kombu_batch = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def radix():
-    return 2
-
-
 @pytest.fixture
 def channel(connect):
     """A channel of ours, and a queue ``q`` to publish to."""

@@ -1,7 +1,6 @@
 """The benchmark runs, section by section, and writes what it found. Nothing is said of speed."""
 
 import json
-import os
 from contextlib import nullcontext
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from benchmarks import __main__ as bench
 from benchmarks.__main__ import main
 from benchmarks.report import table
-from dev.broker import Broker
 
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
 SAMPLE = [
@@ -20,18 +18,11 @@ SAMPLE = [
 COUNTING = {"burst", "herd-100000"}
 
 
-@pytest.fixture(scope="module")
-def one_broker():
-    with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-        yield broker
-
-
-@pytest.mark.own_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SAMPLE)
-def test_a_section_of_the_benchmark_runs(section, one_broker, tmp_path, capsys, monkeypatch):
+def test_a_section_of_the_benchmark_runs(section, own_broker, tmp_path, capsys, monkeypatch):
     # A broker of its own for each matters to the figures alone.
-    monkeypatch.setattr(bench, "Broker", lambda _: nullcontext(one_broker))
+    monkeypatch.setattr(bench, "Broker", lambda _: nullcontext(own_broker))
     main(["--quick", "--only", section, "--into", str(tmp_path)])
 
     # Its name has the release, if that is not the usual one.

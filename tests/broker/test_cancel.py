@@ -32,6 +32,8 @@ def run(vhost):
 
     def run(*arguments, asks=False, **more):
         place = ["-b", vhost.url, "-m", vhost.broker.management_url]
+        if "--foreign-ladder" not in arguments:
+            place += ["--radix", "2"]
         words = list(arguments)
         for command_ in ("cancel", "reschedule"):
             if command_ in words and not asks:

@@ -17,6 +17,11 @@ OURS = "kombu_binary_delay:Transport"
 KINDS = "configure", "write", "read"
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """Without options, the command checks the default ladder."""
+
+
 @pytest.fixture
 def check(vhost):
     def check(*arguments, url=None, options=()):

@@ -419,7 +419,7 @@ def test_levels_whose_declaration_is_cut_off_are_made_whole_by_the_next_connecti
     first = connect()
     declare(first, Queue("q"))
     sock = first.default_channel.connection.transport.sock
-    half, bind, bound = 30, executor._bind, []  # noqa: SLF001
+    half, bind, bound = 13, executor._bind, []  # noqa: SLF001
 
     def cut(channel, binding):
         bind(channel, binding)

@@ -49,9 +49,16 @@ PAGES = [
 ]
 
 
+#: It starts Java.
+SLOW = ["docs/how-to/spark.md"]
 #: Its files are those of a Django project, which nothing here installs: they are compiled only.
 OF_DJANGO = ["docs/how-to/django-and-flower.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]
+
+
+@pytest.fixture(scope="module")
+def radix():
+    """The pages show the default ladder."""
 
 
 @pytest.fixture
@@ -73,8 +80,9 @@ def apart(monkeypatch, tmp_path):
         sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES]
+)
 @pytest.mark.usefixtures("apart")
 def test_the_code_of_a_page_runs(page, topology, vhost, tmp_path, monkeypatch):
     if page in SINCE_KOMBU_5_7 and not hasattr(Producer, "batch"):

@@ -154,7 +154,6 @@ def undelayed(connection: Any, ground: Ground, vhost: Any, sent: list[Sent]) -> 
     return ground.take(sum(vhost.waiting(*ground.QUEUES).values()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_delayed_publish_is_a_clear_error_or_goes_exactly_where_an_undelayed_one_goes(
     connect, vhost, topology, seed
@@ -257,7 +256,6 @@ def test_a_message_for_no_queue_at_all_is_parked_and_binds_nothing_of_the_ladder
     ]
 
 
-@pytest.mark.slow
 def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     connect, vhost, topology
 ):
@@ -286,7 +284,6 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
     assert {body for *_, body in arrived} == {"first", "second", *map(str, range(FORGED))}
 
 
-@pytest.mark.slow
 def test_a_consumer_takes_every_forged_message_in_its_queue_and_none_crashes_it(connect, vhost):
     rng = random.Random(5)
     ground = Ground(connect())

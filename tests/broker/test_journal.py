@@ -39,11 +39,6 @@ from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
 
-@pytest.fixture(scope="module")
-def radix():
-    return 2
-
-
 @pytest.fixture(params=["stream", "folder"])
 def setting(request, broker, tmp_path):
     """Where the journal goes; without streams, "stream" is a folder, too."""

@@ -19,6 +19,11 @@ LAYOUTS = [
 DELAYS = [1700, 400, 1250, 400, 300, 1250, 800, 1700, 400]
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """They are about the layout of the ladder."""
+
+
 def publish(connection, delay, body=None):
     producer = Producer(connection.default_channel)
     producer.publish(body or time.time(), routing_key="q", headers={"x-delay": delay})

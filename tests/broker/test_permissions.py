@@ -38,12 +38,6 @@ PASSWORD = uuid.uuid4().hex
 DEFAULT = "amq.default"  # how permissions name the default exchange
 
 
-@pytest.fixture(scope="module")
-def radix():
-    """All levels need the same permissions, so the fewest queues will do."""
-    return 2
-
-
 @dataclass(frozen=True)
 class Grant:
     """What a user may do: regular expressions, each to be matched as a whole."""

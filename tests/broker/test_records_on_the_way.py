@@ -21,6 +21,11 @@ from tests.waits import wait_until
 EXCHANGE = parts.exchange_name("kbd")
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """The commands are asked about the default ladder."""
+
+
 def riding(connect, seconds, **settings):
     """Cancel what is due far ahead, for a stream that keeps records for two seconds."""
     eta = datetime.now(UTC) + timedelta(seconds=seconds)

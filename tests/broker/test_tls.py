@@ -1,16 +1,14 @@
 """`amqps://` is TLS, whichever way the transport was configured; a failover keeps both.
 
-With real certificates, made for this module alone, and a broker that has a port for each. What
+With real certificates, and a broker that has a port for each. What
 connected, and whether that was TLS, is asked of the broker.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from kombu_binary_delay.ladder.envelope import HEADER
 from kombu_binary_delay.spark.journal import _Stream
 from tests.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 AT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
 
 #: A port that nobody listens on.
@@ -42,30 +39,9 @@ class OwnTransport(Transport):
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def certificates(authority, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    return Path(folder)
-
-
-@pytest.fixture(scope="module")
-def broker(certificates) -> Iterator[Broker]:
-    with Broker(os.environ.get("RABBITMQ_ROOT"), tls=certificates) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def vhost(broker: Broker) -> VHost:
+def vhost(own_broker: Broker) -> VHost:
     """One for all: each test takes what it has published, and none looks for more."""
-    return broker.vhost()
+    return own_broker.vhost()
 
 
 @pytest.fixture

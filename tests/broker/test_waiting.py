@@ -46,11 +46,6 @@ FLAT = 4_000_000
 LADDER = Topology(Ladder.binary())
 
 
-@pytest.fixture(scope="module")
-def radix():
-    return 2
-
-
 def reach(node, folder):
     """Write a program that runs rabbitmqctl on the host of a node."""
     argv, env = node._command([CTL, "-n", node.node])  # noqa: SLF001 - as its own `ctl` has it

@@ -25,6 +25,11 @@ HOSTILE = "</td><script>alert('name')</script>\u202e"
 ARGUMENTS = "('<img src=x onerror=alert(1)>',)"
 
 
+@pytest.fixture(scope="module")
+def radix():
+    """The pages are served for the default ladder."""
+
+
 @pytest.fixture
 def publish(connect):
     """Publish tasks that wait an hour and more, each an hour longer than the one before."""

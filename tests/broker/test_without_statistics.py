@@ -14,7 +14,7 @@ from kombu_binary_delay import Ladder, Topology, operate
 from kombu_binary_delay.cli import binary_delay
 from tests.waits import wait_until
 
-pytestmark = pytest.mark.own_broker
+pytestmark = [pytest.mark.slow, pytest.mark.own_broker]
 
 
 @pytest.fixture(scope="module")

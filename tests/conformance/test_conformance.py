@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.program import TooSlowError
-from tests.conformance.record import expected
+from tests.conformance.record import BROKER, expected
+from tests.conformance.table import LADDERS
+
+#: The column of a broker that is not slow.
+FIRST = (BROKER, next(iter(LADDERS)), "quorum")
+
+
+def marks(column, case):
+    """Return the marks of a case: of the columns that only a broker can fill, one is enough."""
+    slow = column[0] == BROKER and (column != FIRST or case.restarts)
+    return [pytest.mark.slow] * slow + [pytest.mark.own_broker] * case.restarts
 
 
 @pytest.mark.parametrize(
@@ -15,7 +25,7 @@ from tests.conformance.record import expected
             column,
             case,
             id=f"{' '.join(column)}: {case.name}",
-            marks=[pytest.mark.own_broker, pytest.mark.slow] if case.restarts else [],
+            marks=marks(column, case),
         )
         for column, case in expected()
     ],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.side_by_side import OWNERS, unit
+from tests.side_by_side import OWNER, unit
 
 
-def test_only_few_units_start_a_broker_that_no_other_test_uses(request):
+def test_only_one_unit_starts_a_broker_that_no_other_test_uses(request):
     """Of the tests that this session has collected: all, in a whole run."""
     takers = [item for item in request.session.items if "own_broker" in item.fixturenames]
 
     # Each of the others may be in another worker, which would start one, and keep it.
-    assert [each.nodeid for each in takers if unit(each.nodeid) not in OWNERS] == []
+    assert [each.nodeid for each in takers if unit(each.nodeid) != OWNER] == []

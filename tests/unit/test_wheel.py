@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,7 +18,6 @@ def copy_if_there(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     # A copy, because setuptools also packs what an earlier build left in build/.
     source = tmp_path / "source"
