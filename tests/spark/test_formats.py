@@ -57,10 +57,11 @@ def test_folders_become_tables_of_delta_lake_where_they_are(written):
     for folder, df in written.values():
         expected = same(df)
         # Each append has a folder of its own, and so a partition.
-        parts = None
-        if list(Path(folder).glob("part=*")):
-            parts = Schema([Field(PART, PrimitiveType("string"))])
-        convert_to_deltalake(folder, partition_by=parts, partition_strategy="hive" if parts else None)
+        if parts := list(Path(folder).glob("part=*")):
+            by = Schema([Field(PART, PrimitiveType("string"))])
+            convert_to_deltalake(folder, partition_by=by, partition_strategy="hive")
+        else:
+            convert_to_deltalake(folder)
         table = DeltaTable(folder).to_pyarrow_table()
         assert rows_of(table.drop_columns([PART]) if parts else table) == expected
         assert len(expected) == ROWS
