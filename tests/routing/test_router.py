@@ -118,10 +118,10 @@ def test_a_warm_publish_needs_nothing(broker):
 
 def test_to_plan_changes_nothing_that_is_known(broker):
     connection = Connection(broker)
-    known = set(connection.router.existing)
+    known = set(connection.router.known.existing)
     message: Any = ({}, NOW + SECOND, Destination("", "q"), NOW)
     assert connection.router.publish(*message) == connection.router.publish(*message)
-    assert connection.router.existing == known
+    assert connection.router.known.existing == known
 
 
 @pytest.mark.parametrize(

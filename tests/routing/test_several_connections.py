@@ -11,10 +11,11 @@ import pytest
 from kombu_binary_delay import Settings
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.parts import Binding, Part, Queue
+from kombu_binary_delay.routing.checks import MAX_RENEWED
 from kombu_binary_delay.routing.commands import Ensure, Look, Unbind
-from kombu_binary_delay.routing.delivery_side import MAX_AT_ONCE
 from kombu_binary_delay.routing.knowledge import Shared
-from kombu_binary_delay.routing.router import LOOK_AGAIN, MAX_RENEWED, Router
+from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
+from kombu_binary_delay.routing.routes import MAX_AT_ONCE
 from kombu_binary_delay.transport import ChannelMixin
 from kombu_binary_delay.wire.mechanism import Mechanism
 from tests.routing.test_router import NOW, SECOND, SERVER, Connection, relays
