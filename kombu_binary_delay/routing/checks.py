@@ -151,7 +151,7 @@ class Checks:
             if queue is None or by_relay or not known.needs_relay(queue):
                 known.existing.add(fact)
         known.heights = {**findings.heights}
-        known.exchanges.known = {**findings.types, **known.exchanges.known}
+        known.exchanges.types = {**findings.types, **known.exchanges.types}
         known.looked = findings.looked
 
     def share(self, losses: int) -> None:
@@ -164,7 +164,7 @@ class Checks:
         is_whole = shared.losses == losses and not self._levels.lacks_parking
         # What knows more lives long, and to copy it each time would take long.
         if is_newest and is_whole and len(known.existing) <= MAX_SHARED:
-            types = {**known.exchanges.known}
+            types = {**known.exchanges.types}
             existing = frozenset(known.existing)
             shared.findings = Findings(known.looked, existing, {**known.heights}, types)
 

@@ -134,11 +134,6 @@ def log_refusals(steps: Steps, *, once: bool = False) -> Steps:
         )
 
 
-def one(command: Command) -> Steps:
-    """Yield one command."""
-    yield command
-
-
 def names_in(part: Part) -> tuple[list[str], list[str]]:
     """Return the names of the exchanges and the names of the queues of a part."""
     return [exchange.name for exchange in part.exchanges], [queue.name for queue in part.queues]

@@ -27,13 +27,13 @@ class ExchangeTypes:
     def __init__(self, vhost: str) -> None:
         self._vhost = vhost
         #: By the exchange's name; None for an exchange that delayed messages cannot reach.
-        self.known = dict(_BUILT_IN)
+        self.types = dict(_BUILT_IN)
         #: The exchanges whose types may have changed since, so they are asked for again.
         self._doubted: set[str] = set()
 
     def is_certain(self, exchange: str) -> bool:
         """Whether the type is known, and nothing speaks against it."""
-        return exchange in self.known and exchange not in self._doubted
+        return exchange in self.types and exchange not in self._doubted
 
     def can_be_asked_again(self, exchange: str) -> bool:
         """Whether the broker can be asked again for the type of an exchange."""
@@ -41,16 +41,16 @@ class ExchangeTypes:
 
     def remember(self, exchange: str, exchange_type: str) -> None:
         """Remember the type with which the program has declared an exchange."""
-        self.known[exchange] = exchange_type
+        self.types[exchange] = exchange_type
         self._doubted.discard(exchange)
 
     def forget(self, exchange: str) -> None:
         """Forget the type of an exchange, if it is known."""
-        self.known.pop(exchange, None)
+        self.types.pop(exchange, None)
 
     def doubt(self) -> None:
         """Ask again for each type, when it is next needed."""
-        self._doubted.update(filter(self.can_be_asked_again, self.known))
+        self._doubted.update(filter(self.can_be_asked_again, self.types))
 
     def ask(self, exchange: str) -> Any:
         """Ask for the type of an exchange, unless it is certain.
@@ -59,7 +59,7 @@ class ExchangeTypes:
         :raises TopologyError: if RabbitMQ could not report the type.
         """
         if self.is_certain(exchange):
-            return self.known[exchange]
+            return self.types[exchange]
         if not can_have_type_told(exchange, self._vhost):
             raise TopologyError(
                 f"the exchange {exchange!r} has a name of {length(exchange)} bytes that "
@@ -71,7 +71,7 @@ class ExchangeTypes:
         if answer is Answer.MISSING:
             self.forget(exchange)
         else:
-            self.known[exchange] = answer
+            self.types[exchange] = answer
         return answer
 
     def is_gone(self, exchange: str) -> Any:

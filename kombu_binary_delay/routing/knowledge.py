@@ -257,7 +257,7 @@ class Knowledge:
         ahead, seen = [exchange], set[str]()
         while ahead:
             source = ahead.pop()
-            if self.exchanges.known.get(source) in types:
+            if self.exchanges.types.get(source) in types:
                 return source
             seen.add(source)
             behind = (binding.destination for binding in self.bindings.behind(source))

@@ -9,7 +9,7 @@ from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.ladder.parts import Binding, Part
 from kombu_binary_delay.ladder.topology import IMITABLE
 
-from .commands import Answer, Ensure, OutOfReachError, Steps, Unbind
+from .commands import Answer, Delete, Ensure, OutOfReachError, Steps, Unbind
 from .knowledge import Knowledge, UserBinding
 from .levels import Levels
 
@@ -47,11 +47,20 @@ class Mirrors:
     def parts_of(self, exchange: str) -> tuple[Part, tuple[Binding, ...]]:
         """Return the mirror of an exchange, and the bindings that it must not have."""
         with_relay = self._topology.exchange_relay(exchange)
-        if self._known.exchanges.known.get(exchange) == "headers":
+        if self._known.exchanges.types.get(exchange) == "headers":
             return with_relay, ()
         # A headers exchange of this name may have been deleted by what does not remove this.
         to_relay = tuple(binding for binding in with_relay.bindings if binding.to_queue)
         return self._topology.mirror(exchange), to_relay
+
+    def delete(self, exchange: str) -> Steps:
+        """Delete the mirror of an exchange, and its relay, if it has one."""
+        # Messages of a relay would expire to an exchange that does not exist any more.
+        yield Delete(
+            (self._topology.mirror_name(exchange),),
+            (self._topology.exchange_relay_name(exchange),),
+            f"the removal of the way to {exchange!r}",
+        )
 
     def bind_to_delivery_again(self, exchanges: Iterable[str]) -> Steps:
         """Bind mirrors to the delivery exchange again.
@@ -184,7 +193,7 @@ class Mirrors:
         relays = [
             topology.exchange_relay_name(exchange)
             for _, exchange in known.facts_of("mirror")
-            if known.exchanges.known.get(exchange) == "headers"
+            if known.exchanges.types.get(exchange) == "headers"
         ]
         queues = {
             binding.destination
@@ -195,7 +204,7 @@ class Mirrors:
         return relays
 
     def _is_imitable(self, binding: UserBinding) -> bool:
-        return self._known.exchanges.known.get(binding.exchange) in IMITABLE
+        return self._known.exchanges.types.get(binding.exchange) in IMITABLE
 
     def _decides_alone(self, queue: str) -> bool:
         """Whether the arguments of a queue decide whether it needs a relay, and are known."""
@@ -206,7 +215,7 @@ class Mirrors:
         topology, destination = self._topology, binding.destination
         return topology.mirror_bindings(
             binding.exchange,
-            self._known.exchanges.known.get(binding.exchange) or "topic",
+            self._known.exchanges.types.get(binding.exchange) or "topic",
             topology.queue_relay_name(destination) if by_relay else destination,
             binding.key,
             to_queue=binding.to_queue,
@@ -215,7 +224,7 @@ class Mirrors:
     def _warn_of_headers_exchanges(self) -> Steps:
         """Warn of headers exchanges that lead to one that reads routing keys."""
         known = self._known
-        headers = [name for name, kind in known.exchanges.known.items() if kind == "headers"]
+        headers = [name for name, kind in known.exchanges.types.items() if kind == "headers"]
         for exchange in headers:
             reader = known.exchange_behind(exchange, ("direct", "topic"))
             if reader is not None:

@@ -234,7 +234,7 @@ class Plans:
         return frozenset((*needs, BINDINGS) if needs_bindings else needs)
 
     def _refuse_unreachable(self, exchange: str) -> None:
-        kind = self._known.exchanges.known.get(exchange, "topic")
+        kind = self._known.exchanges.types.get(exchange, "topic")
         if kind not in (*IMITABLE, "headers"):
             raise TopologyError(
                 f"the exchange {exchange!r} is of {f'the type {kind!r}' if kind else 'a type'} "
@@ -258,7 +258,7 @@ class Plans:
         """
         known = self._known
         is_old = known.looked and not is_recent(known.looked, now)
-        is_known = exchange in known.exchanges.known
+        is_known = exchange in known.exchanges.types
         if not (
             is_old and self._declares and is_known and known.exchanges.can_be_asked_again(exchange)
         ):
@@ -273,7 +273,7 @@ class Plans:
         :param planned: whether an earlier plan's needs exist. Otherwise they include the type, and
             the next plan is by that.
         """
-        types, existing = self._known.exchanges.known, self._known.existing
+        types, existing = self._known.exchanges.types, self._known.existing
         if exchange in types:
             return types[exchange] == "topic"
         asks = self._declares and not planned and ("target", exchange) not in existing

@@ -23,7 +23,7 @@ from kombu_binary_delay.ladder.versions import OLDEST, is_since
 from kombu_binary_delay.settings import Settings
 
 from .checks import Checks
-from .commands import Answer, Delete, Look, Steps, Warn, log_refusals, one
+from .commands import Answer, Look, Steps, Warn, log_refusals
 from .deliveries import Deliveries, Delivery
 from .knowledge import (
     ATTEMPTS,
@@ -83,7 +83,7 @@ class Router:
             "level": levels.declare_up_to,
             "direct": levels.declare_direct_queue,
         }
-        # Their answers are the router's.
+        # Publishes are answered by the plans, and deliveries by what reads them.
         self.publish, self.check = self._plans.publish, self._plans.check
         self.plan_through = self._plans.through
         self.received = self._deliveries.received
@@ -324,13 +324,7 @@ class Router:
         known.existing -= {("mirror", exchange), ("target", exchange)}
         self._forget([binding for binding in known.bindings if exchange in binding.ends])
         if known.declares:
-            # Messages of a relay would expire to an exchange that does not exist any more.
-            command = Delete(
-                (self.topology.mirror_name(exchange),),
-                (self.topology.exchange_relay_name(exchange),),
-                f"the removal of the way to {exchange!r}",
-            )
-            yield from log_refusals(one(command))
+            yield from log_refusals(self._routes.mirrors.delete(exchange))
 
     def _forget_queue(self, queue: str) -> list[UserBinding]:
         """Forget a queue, and return its bindings, which are forgotten as well."""

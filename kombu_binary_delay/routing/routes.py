@@ -174,7 +174,7 @@ class Routes:
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
             )
             return
-        if known.exchanges.known.get(exchange) == "headers" and self._topology.mirrors:
+        if known.exchanges.types.get(exchange) == "headers" and self._topology.mirrors:
             # Programs that bind queues to other exchanges make the mirrors of those.
             yield from self.mirrors.declare(exchange)
         known.existing.add(("target", exchange))
@@ -264,14 +264,14 @@ class Routes:
         answer = Answer.MISSING
         # Each command for its own is refused by itself.
         with suppress(AddressError, TopologyError):
-            answer = yield self._look_for(queues, bindings)
+            answer = yield self._look_that_repeats(queues, bindings)
         if answer is not Answer.DONE:
             return
         for queue in queues:
             self.note_bound(queue, by_relay=self._known.needs_relay(queue))
         yield from self.mirrors.note_repeated(bindings)
 
-    def _look_for(self, queues: list[str], bindings: list[UserBinding]) -> Look:
+    def _look_that_repeats(self, queues: list[str], bindings: list[UserBinding]) -> Look:
         ends = dict.fromkeys(end for binding in bindings for end in binding.ends)
         needs_relay = self._known.needs_relay
         made = [
