@@ -11,8 +11,10 @@ NAME-on-4.3.json.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,19 +34,23 @@ from benchmarks import (
     waiting,
     wal,
 )
-from benchmarks.record import DOCS, Recording
-from benchmarks.rig import Scale, machine, say
+from benchmarks.rig import Scale, machine, say, stolen_since, ticks
 from dev.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from benchmarks.rig import Row
+
+DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "performance"
+#: The release of RabbitMQ that the names of its results do not name.
+USUAL = "3.10"
 
 SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "publishing": publishing.cost,
     "pairs": publishing.pairs,
     "first": publishing.first,
     "connecting": connecting.connecting,
-    "size": publishing.size,
     "burst": travel.burst,
     "burst-classic": partial(travel.burst, queue_type="classic"),
     "easy": travel.easy,
@@ -55,7 +61,6 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "lanes": travel.lanes,
     "herd": partial(herd.measured, count=20_000, ways=herd.WAYS),
     "herd-100000": partial(herd.measured, count=100_000, ways=herd.FEW),
-    "herd-parts": partial(herd.measured, count=20_000, ways=herd.PARTS),
     "waiting": waiting.broker,
     "worker": waiting.worker,
     "cluster": cluster.lose_a_node,
@@ -67,6 +72,31 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     # The last, since what runs Spark stays in memory until we end.
     "spark": spark_pipeline.pipeline,
 }
+
+
+#: Measured once, however many rounds are asked for.
+ONCE = ("waiting",)
+
+
+def record(name: str, broker: Broker, scale: Scale, into: Path) -> Row:
+    """Measure a section, and write its result as a file: each figure of each row, with its median.
+
+    :returns: the whole result: what was found, the machine, and the minutes that it took.
+    """
+    start, before = time.monotonic(), ticks()
+    found = SECTIONS[name](broker, scale)
+    release = ".".join(map(str, broker.release))
+    result = {
+        "machine": machine(broker),
+        "rounds": 1 if name in ONCE else scale.rounds,
+        "found": found,
+        "stolen": stolen_since(before),
+        "minutes": round((time.monotonic() - start) / 60, 1),
+    }
+    (into / "results").mkdir(parents=True, exist_ok=True)
+    file = name if release == USUAL else f"{name}-on-{release}"
+    (into / "results" / f"{file}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,10 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     scale = Scale(given.quick, 1 if given.quick else given.rounds)
     for name in only:
         # A broker of its own for each, so that none inherits what another has left.
-        recording = Recording(name, 1 if name in report.ONCE else scale.rounds, into)
         with Broker(os.environ.get("RABBITMQ_ROOT")) as broker:
-            result = recording.write(machine(broker), SECTIONS[name](broker, scale))
-        print(report.table(name, result))
+            print(report.table(name, record(name, broker, scale, into)))
     if into == DOCS:
         from docs.generate.__main__ import main as generate  # noqa: PLC0415 - it needs the results
 

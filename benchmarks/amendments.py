@@ -1,4 +1,4 @@
-"""Purpose: what amendments cost: consumers that know many, publishers, and those who revoke.
+"""Purpose: what amendments cost: consumers that know many, and those who revoke.
 
 Each figure has its peer beside it, in turns: Kombu's own transport, py-amqp that reads the same
 stream, Celery's broadcast.
@@ -21,7 +21,7 @@ import amqp
 from celery import Celery
 from kombu import Connection, Consumer, Queue, pools
 
-from benchmarks.publishing import BODY, OURS, STOCK, WAYS, compare
+from benchmarks.publishing import BODY, OURS, STOCK, WAYS
 from benchmarks.rig import Row, Scale, disk, in_turns, let_rest, percentiles, summary
 from dev.processes import resident
 from kombu_binary_delay import Settings, cancel
@@ -47,8 +47,6 @@ FIGURES = {
     "disk_mb": "the broker's disk for them, MB",
     "lag_p50_ms": "from the confirm of a cancellation until a consumer knows it, p50, ms",
     "lag_p99_ms": "the same, p99, ms",
-    "publish_us": "CPU of an undelayed publish, µs",
-    "publish_instructions": "Python's instructions for it",
     "revokes_one": "revokes of one id, a second",
     "revokes_many": "revokes of a thousand ids, a second",
 }
@@ -62,7 +60,7 @@ CASES = {
     "light": "ours, 50 a second",
     "stock": "Celery's broadcast alone",
     "lasting": "ours, which last",
-    **{name: title for name, (title, _) in WAYS.items()},
+    "kombu": WAYS["kombu"][0],
 }
 MANY = 100_000
 IDS_AT_ONCE = 1000
@@ -72,13 +70,12 @@ PATIENCE = 60.0
 
 
 def everything(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Measure all that amendments cost; by figure, and by what is compared."""
-    found: dict[str, Row] = {}
-    for part in (_deliveries, _catching_up, _lag, _publishing, _revokes):
+    """Measure all that amendments cost, by what is compared."""
+    rows: dict[str, Row] = {}
+    for part in (_deliveries, _catching_up, _lag, _revokes):
         for case, figures in part(broker, scale).items():
-            for figure, value in figures.items():
-                found.setdefault(figure, {})[case] = value
-    return found
+            rows.setdefault(case, {}).update(figures)
+    return rows
 
 
 # -- what a delivery pays ----------------------------------------------------------------------
@@ -284,8 +281,8 @@ def _watch(url: str, count: int, end: End) -> None:
     known: list[float] = []
     learn = Memory.learn
 
-    def noted(memory: Memory, record: Record, now: int, *, rode: bool = False) -> None:
-        learn(memory, record, now, rode=rode)
+    def noted(memory: Memory, record: Record, now: int, *, came_by_ladder: bool = False) -> None:
+        learn(memory, record, now, came_by_ladder=came_by_ladder)
         # Each cancellation has a record for keys as well.
         if not getattr(record, "keyed", False):
             known.append(time.time())
@@ -302,29 +299,6 @@ def _watch(url: str, count: int, end: End) -> None:
 
 
 # -- what others pay ---------------------------------------------------------------------------
-
-
-def _publishing(broker: Broker, scale: Scale) -> dict[str, Row]:
-    found: dict[str, Row] = {}
-    rest = partial(_rest, scale=scale)
-    vhost = broker.vhost()
-    for theirs, ours, count in (("kombu", "ours", 1000), ("celery", "celery-ours", 250)):
-        counts = dict.fromkeys((ours, theirs), scale.pick(count, 10))
-        runs = compare(broker, counts, scale, 10, rest)
-        counted = {name: [{"publish_instructions": _of_a_publish(vhost, name)}] for name in counts}
-        few = summary(counted, theirs)
-        for name, row in summary(runs, theirs).items():
-            found[name] = {"publish_us": row["cpu_us"], **few[name]}
-    vhost.delete()
-    return found
-
-
-def _of_a_publish(vhost: VHost, name: str) -> int:
-    way = WAYS[name][1](vhost)
-    way.run(2)
-    count = instructions(partial(way.run, 1))
-    way.close()
-    return count
 
 
 def _revokes(broker: Broker, scale: Scale) -> dict[str, Row]:

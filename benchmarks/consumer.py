@@ -1,10 +1,9 @@
 """Purpose: the process that consumes for travel.py, and reports how late each message was.
 
-    python -m benchmarks.consumer HOST:PORT VHOST COUNT headers|bodies|ours
+    python -m benchmarks.consumer HOST:PORT VHOST COUNT headers|bodies
 
 With ``bodies``, it reads the headers of one message in a hundred, for their size. py-amqp takes as
-long for the headers of a message that has waited several times as for all the rest of it. With
-``ours``, it consumes by this project's transport, without which py-amqp reads them all.
+long for the headers of a message that has waited several times as for all the rest of it.
 
 Says ``ready``; then, when all have come or nothing more comes, the greatest size of their headers
 in bytes, the time of the last arrival in seconds since the epoch, and the seconds of CPU that this
@@ -22,11 +21,9 @@ from typing import Any
 
 import amqp
 from amqp.serialization import PROPERTY_CLASSES
-from kombu import Connection
 
 from benchmarks.variants import INBOX
 
-OURS = "kombu_binary_delay:Transport"
 DUE = struct.Struct("<d")
 PATIENCE = 120.0
 #: The headers of one message in so many are measured.
@@ -51,7 +48,7 @@ def main(address: str, vhost: str, count: int, reads: str) -> None:
         if len(lateness) % SAMPLE == 1:
             sample.append(message)
 
-    with _connected(address, vhost, ours=reads == "ours") as connection:
+    with amqp.Connection(address, virtual_host=vhost) as connection:
         channel = connection.channel()
         channel.auto_decode = False
         channel.basic_consume(INBOX, callback=take, no_ack=True)
@@ -66,12 +63,6 @@ def main(address: str, vhost: str, count: int, reads: str) -> None:
         size = max((_size(message) for message in sample), default=0)
         print(size, f"{times[0]:.6f} {cpu:.6f}", flush=True)
         print(*(f"{each:.3f}" for each in lateness), flush=True)
-
-
-def _connected(address: str, vhost: str, *, ours: bool) -> Any:
-    if ours:
-        return Connection(f"amqp://{address}/{vhost}", transport=OURS)
-    return amqp.Connection(address, virtual_host=vhost)
 
 
 def _skip_properties() -> None:

@@ -2,8 +2,8 @@
 
 Messages are published over a minute, each with the delay that is left until one moment; peers that
 know whole seconds only round it up. Afterwards, the queue with everything in it is empty as soon as
-the broker can: so the rate of release is that of the ladder's last step, and of the destination. A
-consumer that reads the headers would be the limit, and not the broker: two parts show that.
+the broker can: so the rate of release is that of the ladder's last step, and of the destination.
+The consumer reads no headers: else it would be the limit, and not the broker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from benchmarks.variants import (
     INBOX,
     BareByMessage,
     CeleryNative,
-    Floor,
     Lanes,
     OnLadder,
     Variant,
@@ -36,38 +35,19 @@ if TYPE_CHECKING:
 OVER, AHEAD = 60, 5
 
 WAYS: dict[str, Callable[[], Variant]] = {
-    "floor": Floor,
     "bare-a-core": lambda: BareByMessage(
         "bare dead-lettering, a queue a core", os.cpu_count() or 1
     ),
-    "bare": lambda: BareByMessage("bare dead-lettering of one queue", 1),
     "ours": lambda: OnLadder("ours", Topology()),
     "lanes": lambda: Lanes(4),
-    "classic": lambda: OnLadder("ours, classic queues", Topology(queue_type="classic")),
     "celery-native": lambda: CeleryNative("Celery's native delivery"),
     "nservicebus": lambda: OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
 }
-#: From bare dead-lettering to ours, one step at a time; our lowest level has seven queues.
-PARTS: dict[str, Callable[[], Variant]] = {
-    "bare-a-core": WAYS["bare-a-core"],
-    "bare-seven": lambda: BareByMessage("the same, seven queues", 7),
-    "by-delivery": lambda: BareByMessage(
-        "the same, by our delivery exchange, with an address", 7, Topology()
-    ),
-    "with-headers": lambda: BareByMessage(
-        "the same, with 600 bytes of headers", 7, Topology(), filler=600
-    ),
-    "ours": WAYS["ours"],
-    "headers-read": lambda: OnLadder("ours, by a consumer that reads the headers", Topology()),
-    "transport-reads": lambda: OnLadder("ours, by a consumer on this transport", Topology()),
-}
-#: What the consumer reads, as in `arrivals`, of parts that are about that.
-READS = {"headers-read": "headers", "transport-reads": "ours"}
-TITLES = {name: make().title for name, make in (WAYS | PARTS).items()}
+TITLES = {name: make().title for name, make in WAYS.items()}
 TITLES["lanes"] = "ours, four lanes"
 
 #: The ways that a large herd is measured: each takes more than a minute.
-FEW = {name: WAYS[name] for name in ("floor", "bare-a-core", "ours", "celery-native")}
+FEW = {name: WAYS[name] for name in ("bare-a-core", "ours", "celery-native")}
 
 
 class Herd(NamedTuple):
@@ -92,8 +72,7 @@ def measured(
     """Measure a herd of so many messages."""
 
     def measure(name: str) -> Row:
-        reads = READS.get(name, "bodies")
-        return release(broker, ways[name](), Herd(count, reads=reads), scale)
+        return release(broker, ways[name](), Herd(count, reads="bodies"), scale)
 
     return summary(in_turns(list(ways), scale, measure, "herd"), "bare-a-core")
 
@@ -109,20 +88,11 @@ def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
         rest = idle_cpu([broker], scale.idle)[0]
         start, before = time.monotonic(), broker_cpu(broker)
         due = time.time() + over + ahead
-        at_once = isinstance(variant, Floor)
-        if not at_once:
-            send(
-                channel,
-                variant,
-                (_left(due, variant.tick) for _ in range(count)),
-                count / over,
-                size,
-            )
+        left = (_left(due, variant.tick) for _ in range(count))
+        send(channel, variant, left, count / over, size)
         time.sleep(max(due - time.time(), 0))
         waiting, cpu_at_due = broker_memory(broker), broker_cpu(broker)
         with Peak(broker) as peak:
-            if at_once:
-                send(channel, variant, [0] * count, None, size)
             arrived = arriving()
         took, cpu = time.monotonic() - start, broker_cpu(broker)
         time.sleep(more)

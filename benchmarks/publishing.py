@@ -1,4 +1,4 @@
-"""Purpose: what a publish costs the publisher: CPU, rate, bytes, and the first delayed one.
+"""Purpose: what a publish costs the publisher: CPU, rate, and the first delayed one.
 
 Each way to publish has a connection of its own, and they take turns. Queues that would fill up
 drop their oldest messages; delayed ones wait.
@@ -12,7 +12,6 @@ import time
 from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from celery import Celery
 from kombu import Connection, Exchange, Queue
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from dev.broker import Broker, VHost
 
-Publish = "Callable[[int], None]"
-
 OURS = "kombu_binary_delay:Transport"
 STOCK = "pyamqp"
 BODY = "x" * 200
@@ -45,13 +42,6 @@ TASKS = Queue(
     Exchange("tasks", "topic"),
     routing_key="tasks",
     queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000},
-)
-#: With a quorum queue, Celery would not leave the delay to the worker.
-CLASSIC = Queue(
-    "held",
-    Exchange("held", "topic"),
-    routing_key="held",
-    queue_arguments={"x-max-length": 1000},
 )
 INBOX = Queue("inbox", queue_arguments={"x-queue-type": "quorum", "x-max-length": 1000})
 
@@ -123,28 +113,23 @@ class ByCelery(Way):
         transport: str,
         *,
         delayed: bool = False,
-        direct: bool = False,
-        declares: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(vhost, transport, **options)
-        # Else Celery looks, at each publish, whether it has declared the queue yet.
-        self.options: dict[str, Any] = {} if declares else {"declare": ()}
-        queue = CLASSIC if direct else TASKS
         app = Celery(
             "bench",
             broker=vhost.url,
             broker_transport=transport,
-            task_queues=[queue],
-            task_default_queue=queue.name,
-            task_default_exchange=queue.exchange.name,
-            task_default_exchange_type=queue.exchange.type,
-            task_default_routing_key=queue.routing_key,
+            task_queues=[TASKS],
+            task_default_queue=TASKS.name,
+            task_default_exchange=TASKS.exchange.name,
+            task_default_exchange_type=TASKS.exchange.type,
+            task_default_routing_key=TASKS.routing_key,
             task_ignore_result=True,
             set_as_current=False,
         )
         self.task = app.task(name="task")(nothing)
-        queue(self.connection.default_channel).declare()
+        TASKS(self.connection.default_channel).declare()
         self.producer = self.stack.enter_context(app.amqp.Producer(self.connection))
         self.delayed = delayed
 
@@ -152,7 +137,7 @@ class ByCelery(Way):
         send = self.task.apply_async
         for number in range(count):
             countdown = DELAYS[number % 4096] if self.delayed else None
-            send(("an argument",), countdown=countdown, producer=self.producer, **self.options)
+            send(("an argument",), countdown=countdown, producer=self.producer)
 
 
 class ByNative(ByCelery):
@@ -173,10 +158,6 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
         "ours, delayed, with the journal",
         lambda v: ByKombu(v, OURS, delayed=True, journal="stream"),
     ),
-    "kombu-confirm": (
-        "Kombu's own, confirmed one by one",
-        lambda v: ByKombu(v, STOCK, confirm=True),
-    ),
     "ours-confirm": ("ours, confirmed one by one", lambda v: ByKombu(v, OURS, confirm=True)),
     "ours-confirm-delayed": (
         "ours, delayed, confirmed one by one",
@@ -187,23 +168,10 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
         "ours, delayed, confirmed in batches",
         lambda v: ByBatch(v, OURS, delayed=True),
     ),
-    # The ladder is made by those above.
-    "batch-by-level": (
-        "the same, entered through the exchange of a level, as with `declare: never`",
-        lambda v: ByBatch(v, OURS, delayed=True, declare="never"),
-    ),
     "celery": ("Celery on Kombu's own transport", lambda v: ByCelery(v, STOCK)),
-    "celery-held": (
-        "Celery on Kombu's own transport, delayed by the worker",
-        lambda v: ByCelery(v, STOCK, direct=True, delayed=True),
-    ),
     "celery-ours": ("Celery on ours, no delay", lambda v: ByCelery(v, OURS)),
     "celery-native": ("Celery, native delayed delivery", ByNative),
     "celery-ours-delayed": ("Celery on ours, delayed", lambda v: ByCelery(v, OURS, delayed=True)),
-    "celery-ours-bare": (
-        "Celery on ours, delayed, `declare=()`, as native delivery has it",
-        lambda v: ByCelery(v, OURS, delayed=True, declares=False),
-    ),
 }
 
 
@@ -317,31 +285,3 @@ def first(broker: Broker, scale: Scale) -> dict[str, Row]:
         return row
 
     return summary(in_turns([*ladders, "celery-native"], scale, measure, "first"))
-
-
-def size(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Count the bytes that one publish sends."""
-    del scale
-    vhost = broker.vhost()
-    found = {}
-    for name in ("kombu", "ours", "ours-delayed", "celery", "celery-native", "celery-ours-delayed"):
-        way = WAYS[name][1](vhost)
-        way.run(1)
-        sent: list[int] = []
-        transport = way.producer.channel.connection.transport  # type: ignore[attr-defined]
-        with patch.object(transport, "_write", count_writes(transport, sent)):
-            way.run(1)
-        found[name] = {"bytes": {"median": sum(sent)}}
-        way.close()
-    vhost.delete()
-    return found
-
-
-def count_writes(transport: Any, sent: list[int]) -> Callable[[Any], None]:
-    write = transport._write  # noqa: SLF001 - every frame goes through it
-
-    def count(data: Any) -> None:
-        sent.append(len(data))
-        write(data)
-
-    return count

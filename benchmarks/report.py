@@ -1,11 +1,10 @@
-"""Purpose: make tables and charts from recorded results. It measures nothing.
+"""Purpose: make tables from recorded results. It measures nothing.
 
 `python -m docs.generate` puts them into docs/explanation/performance.md, and beside it.
 """
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.amendments import CASES, FIGURES
@@ -15,7 +14,6 @@ from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
-from kombu_binary_delay.spark.report.svg import Axis, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +36,6 @@ SPARK_TITLES = {
 }
 #: What is not on classic queues in a burst on them.
 CLASSIC_TITLES = TITLES | {"nservicebus": f"{TITLES['nservicebus']} (quorum)"}
-#: The classes of what is ours, and of what it is compared with.
-OURS, THEIRS = "ours", "theirs"
-STYLE = """
-text{font:12px sans-serif;fill:#222}.ground{fill:#fff}.grid{stroke:#ddd}.spread{stroke:#222}
-.ours{fill:#2a6f97}.theirs{fill:#a0a0a0}
-@media (prefers-color-scheme:dark){
-text{fill:#ddd}.ground{fill:#1b1e22}.grid{stroke:#3a3f45}.spread{stroke:#eee}
-.ours{fill:#5aa9d6}.theirs{fill:#858c94}
-}
-"""
 
 
 class Column(NamedTuple):
@@ -82,36 +70,6 @@ _HERD = (
     Column("consumer's CPU, µs", "consumer_us"),
     Column("missing", "missing"),
 )
-#: The sections whose tables have a row for each figure.
-BY_FIGURE = ("cluster", "waiting", "worker")
-#: Of them, what measures each figure once, however many rounds are asked for.
-ONCE = ("waiting",)
-#: The titles of those rows, and what a figure is divided by.
-MEASURES = {
-    "memory": ("memory, MB", 1e6),
-    "memory_at_most": ("memory at most, MB", 1e6),
-    "memory_of_all": ("memory of all nodes, MB", 1e6),
-    "memory_per_message": ("memory a message, bytes", 1),
-    "disk": ("disk, MB", 1e6),
-    "disk_of_all": ("disk of all nodes, MB", 1e6),
-    "disk_per_message": ("disk a message, bytes", 1),
-    "waiting": ("messages waiting", 1),
-    "publish_rate": ("published a second", 1),
-    "short_publish_rate": ("published a second, 10,000 more", 1),
-    "release_rate": ("released a second", 1),
-    "late_p50_ms": ("late p50, ms", 1),
-    "late_p99_ms": ("late p99, ms", 1),
-    "twice": ("twice", 1),
-    "restart_seconds": ("until the node runs, s", 1),
-    "usable_seconds": ("until it takes messages, s", 1),
-    "held": ("tasks in the worker", 1),
-    "empty": ("memory before, MB", 1e6),
-    "per_task": ("memory a task, bytes", 1),
-}
-#: The titles of their columns, where they are not words already.
-COLUMNS = {"celery": "Kombu's own transport"}
-#: When a figure was measured, by the end of its name.
-WHEN = ("after_restart", "a_minute_later")
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,
@@ -143,7 +101,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "herd": _HERD,
     "herd-100000": _HERD,
-    "herd-parts": _HERD,
     "publishing": (
         Column("Publisher's CPU", "cpu_us", "{:.2f}", of="ratio"),
         Column("CPU, µs a message", "cpu_us"),
@@ -170,7 +127,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("frames sent", "frames"),
         Column("round trips", "trips"),
     ),
-    "size": (Column("bytes sent", "bytes"),),
     "prefetch": (
         Column("Broker CPU", "cpu_us", "{:.2f}", of="ratio"),
         Column("last arrival", "last_ms", "{:.2f}", of="ratio"),
@@ -206,12 +162,7 @@ def table(name: str, result: Row) -> str:
     :param name: the section, or the section and a release, such as ``pairs-on-4.3``.
     """
     section = section_of(name)
-    if section in BY_FIGURE:
-        text = _by_figure(result)
-    elif section == "amendments":
-        text = _amendments(result)
-    else:
-        text = _table(section, result)
+    text = _table(section, result) if section in TABLES else _list(section, result)
     return f"{text}\n{_footnote(section, result)}"
 
 
@@ -220,23 +171,19 @@ def section_of(name: str) -> str:
     return name.rpartition("/")[2].partition("-on-")[0]
 
 
-def value_of(figure: Row | float, of: str = "median") -> float:
-    """Return the median of a figure, or what ``of`` names. A figure measured once is its value."""
-    return float(figure[of] if isinstance(figure, dict) else figure)
-
-
 def titles_of(section: str) -> Mapping[str, str]:
     """Return the titles of a section's rows."""
     return {
         "publishing": WAY_TITLES,
-        "size": WAY_TITLES,
         "pairs": PAIR_TITLES,
         "spark": SPARK_TITLES,
+        "amendments": CASES,
+        "waiting": {},
+        "worker": {},
         "connecting": CONNECTING_TITLES,
         "delivery": DELIVERY_TITLES,
         "herd": HERD_TITLES,
         "herd-100000": HERD_TITLES,
-        "herd-parts": HERD_TITLES,
         "burst-classic": CLASSIC_TITLES,
     }.get(section, TITLES)
 
@@ -257,43 +204,17 @@ def _table(name: str, result: Row) -> str:
     return _markdown(rows)
 
 
-def _by_figure(result: Row) -> str:
-    """Turn a table round: figures are rows, cases are columns."""
-    found = result["found"]
-    # What the host took is said below the table, where it is too much.
-    named = (figure for row in found.values() for figure in row if figure != "stolen")
-    figures = list(dict.fromkeys(named))
-    heads = (f"{int(case):,}" if case.isdecimal() else COLUMNS.get(case, case) for case in found)
-    rows = [["", *heads], ["---"] + ["--:"] * len(found)]
+def _list(name: str, result: Row) -> str:
+    """Write a row for each figure, under its own name, of each case: too many for columns."""
+    ends = ("median", "least", "most", "ratio")
+    rows = [["", "", *ends], ["---", "---"] + ["--:"] * len(ends)]
+    titles = titles_of(name)
+    figures = dict.fromkeys(figure for row in result["found"].values() for figure in row)
     for figure in figures:
-        title, unit = _measure(figure)
-        cells = [
-            _number(value_of(row[figure]) / unit) if figure in row else "" for row in found.values()
-        ]
-        rows.append([title, *cells])
-    return _markdown(rows)
-
-
-def _measure(figure: str) -> tuple[str, float]:
-    """Return the title of a row, and what its figure is divided by."""
-    for when in WHEN:
-        if (name := figure.removesuffix(f"_{when}")) != figure:
-            title, unit = _measure(name)
-            return f"{title}, {when.replace('_', ' ')}", unit
-    return MEASURES[figure]
-
-
-def _amendments(result: Row) -> str:
-    """Write a row for each case of each figure."""
-    rows = [["", "", "median", "least", "most", "ratio"], ["---", "---"] + ["--:"] * 4]
-    for figure, title in FIGURES.items():
-        titles = [title]
-        for case, value in result["found"][figure].items():
-            spread = [
-                _number(value[of]) if of in value else "" for of in ("median", "least", "most")
-            ]
-            ratio = f"{value['ratio']:.2f}" if "ratio" in value else ""
-            rows.append([titles.pop() if titles else "", CASES[case], *spread, ratio])
+        for case, row in result["found"].items():
+            if figure in row:
+                cells = [_number(row[figure][end]) if end in row[figure] else "" for end in ends]
+                rows.append([FIGURES.get(figure, figure), titles.get(case, case), *cells])
     return _markdown(rows)
 
 
@@ -320,10 +241,7 @@ def _footnote(section: str, result: Row) -> str:
 
 def _stolen(result: Row) -> str:
     """Say what the host took of the CPU in a measurement, if that was more than it should."""
-    found = result["found"]
-    rows = [row["stolen"] for row in found.values() if "stolen" in row]
-    if "stolen" in found:
-        rows += found["stolen"].values()
+    rows = [row["stolen"] for row in result["found"].values() if "stolen" in row]
     shares = [row.get("most", row["median"]) for row in rows] or [result.get("stolen", 0)]
     worst = max(shares)
     return f" The host took up to {worst:.0%} of the CPU meanwhile." if worst > STOLEN else ""
@@ -333,62 +251,3 @@ def _missing(result: Row) -> float | None:
     """Return how many messages did not arrive; None where that was not counted."""
     counts = [row["missing"]["most"] for row in result["found"].values() if "missing" in row]
     return sum(counts) if counts else None
-
-
-class Panel(NamedTuple):
-    """A figure of each row of a bar chart.
-
-    :param values: for each row its ``median``, and ``least`` and ``most`` where it has a spread.
-    """
-
-    title: str
-    values: list[dict[str, float]]
-    log: bool = False
-
-
-def bars(titles: list[str], *panels: Panel) -> str:
-    """Draw bars: a row for each title, those that begin with "ours" in our color."""
-    bottom = 8 + 24 * len(titles)
-    drawn = [_text(250, 24 + 24 * row, each, "end") for row, each in enumerate(titles)]
-    wide = (540 - 40 * (len(panels) - 1)) / len(panels)
-    for place, panel in enumerate(panels):
-        left = 260 + place * (wide + 40)
-        spreads = [(each.get("least", each["median"]), each) for each in panel.values]
-        # A lateness of nothing has no place on a logarithmic axis.
-        low = max(min(least for least, _ in spreads), 0.1) if panel.log else 0
-        high = max(each.get("most", each["median"]) for each in panel.values)
-        x = Axis(low, high, left, left + wide - 20, log=panel.log)
-        drawn += _grid_and_title(x, panel.title, bottom)
-        for row, (title, (least, value)) in enumerate(zip(titles, spreads, strict=True)):
-            top, end = 11 + 24 * row, x.at(max(value["median"], low))
-            kind = OURS if title.startswith("ours") else THEIRS
-            drawn.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{end - left:.1f}" height="18" '
-                f'class="{kind}"/>'
-            )
-            if "most" in value:
-                drawn.append(
-                    f'<path class="spread" d="M{x.at(least):.1f} {top + 9}'
-                    f'H{x.at(value["most"]):.1f}"/>'
-                )
-    return _chart(drawn, 800, bottom + 40)
-
-
-def _grid_and_title(x: Axis, title: str, bottom: float) -> list[str]:
-    drawn = [_text((x.start + x.end) / 2, bottom + 34, title, "middle")]
-    for tick in x.ticks():
-        drawn.append(f'<path class="grid" d="M{x.at(tick):.1f} 8V{bottom}"/>')
-        drawn.append(_text(x.at(tick), bottom + 16, number(tick), "middle"))
-    return drawn
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _chart(drawn: list[str], width: int, height: int) -> str:
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    # With a ground of its own, a chart can be read on any page, whatever it does in the dark.
-    ground = f'<rect class="ground" width="{width}" height="{height}" rx="6"/>'
-    inside = "\n".join([f"<style>{STYLE}</style>", ground, *drawn])
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inside}\n</svg>\n'

@@ -85,8 +85,7 @@ def arrivals(
 ) -> Iterator[Callable[[], Arrived]]:
     """Start a process that consumes the inbox; yield what waits until it has so many messages.
 
-    :param reads: ``headers``; ``bodies`` for a consumer that takes less time for a message; or
-        ``ours`` for one on this project's transport.
+    :param reads: ``headers``; or ``bodies`` for a consumer that takes less time for a message.
     """
     address = f"127.0.0.1:{broker.ports[0]}"
     consumer = subprocess.Popen(

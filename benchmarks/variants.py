@@ -81,14 +81,12 @@ class Floor(Variant):
 class OnLadder(Variant):
     """A ladder whose topology is a value.
 
-    from_top: enter at the highest level, whatever the delay.
-    longest:  where given, no queue waits longer, in milliseconds. The way is the same, only sooner
-              done; so a day's delays can be measured in seconds.
+    longest: where given, no queue waits longer, in milliseconds. The way is the same, only sooner
+             done; so a day's delays can be measured in seconds.
     """
 
     title: str
     topology: Topology
-    from_top: bool = False
     longest: int | None = None
     _to: Destination = field(default_factory=lambda: Destination("", INBOX))
 
@@ -105,11 +103,6 @@ class OnLadder(Variant):
         topology, ladder = self.topology, self.topology.ladder
         digits = topology.ladder.digits(delay)
         key, exchange = topology.address(digits, self._to), topology.entry_exchange(digits)
-        if self.from_top:
-            above = range(len(digits), ladder.levels)
-            zeros = "".join(f"{ladder.word(level, 0)}." for level in above)
-            key = key.replace("@", f"{zeros}@", 1)
-            exchange = topology.level_name(ladder.levels - 1)
         values = (int(digit, 2) for digit in digits)
         waits = [d * w for d, w in zip(values, ladder.weights[-len(digits) :], strict=True) if d]
         wait = sum(_short(each, self.longest) for each in waits)
@@ -170,26 +163,6 @@ class QueuePerDelay(Variant):
         return Route("", name, {}, delay)
 
 
-@dataclass
-class OwnQueues(OnLadder):
-    """Ours, where each delay has its own queue on top of the ladder."""
-
-    def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
-        super().declare(vhost, channel)
-        topology = self.topology
-        declare(channel, topology.direct_base)
-        for level in range(topology.ladder.levels):
-            declare(channel, Part(bindings=topology.direct_bindings(level)))
-        self._made: set[tuple[str, ...]] = set()
-
-    def route(self, channel: amqp.Channel, delay: int) -> Route:
-        digits = self.topology.ladder.digits(delay)
-        if digits not in self._made:
-            self._made.add(digits)
-            declare(channel, self.topology.direct_queue(digits))
-        return super().route(channel, delay)._replace(exchange=self.topology.direct, wait=delay)
-
-
 class Lanes(Variant):
     """Our default ladder several times side by side, each message on the next one."""
 
@@ -244,34 +217,21 @@ class BareByMessage(Variant):
 
     No way to delay in general, as a message waits for all that are before it. If all are due at the
     same moment, that makes no difference, and this is all that the broker has to do.
-
-    behind: the topology through whose delivery exchange, and with whose address, a message then
-            goes to the inbox. By default, it goes there by the default exchange.
-    filler: the bytes of a header that means nothing.
     """
 
-    def __init__(
-        self, title: str, queues: int, behind: Topology | None = None, filler: int = 0
-    ) -> None:
+    def __init__(self, title: str, queues: int) -> None:
         self.title = title
         self._names = [f"bare-{number}" for number in range(queues)]
         self._turns = cycle(self._names)
-        self._behind, self._headers = behind, {"filler": "x" * filler} if filler else {}
 
     def declare(self, vhost: VHost, channel: amqp.Channel) -> None:
         del vhost
-        arguments = dict(_TO_INBOX)
-        if self._behind:
-            declare(channel, self._behind.base + self._behind.to_queue(INBOX))
-            arguments["x-dead-letter-exchange"] = self._behind.delivery
-            key = self._behind.address(self._behind.ladder.digits(0), Destination("", INBOX))
-            arguments["x-dead-letter-routing-key"] = key
         for name in self._names:
-            channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=_TO_INBOX)
 
     def route(self, channel: amqp.Channel, delay: int) -> Route:
         del channel
-        return Route("", next(self._turns), self._headers, delay, expiration=str(delay))
+        return Route("", next(self._turns), {}, delay, expiration=str(delay))
 
 
 def peers(queue_type: str) -> dict[str, Variant]:
@@ -288,8 +248,6 @@ def peers(queue_type: str) -> dict[str, Variant]:
         "two-bits": OnLadder("ours: two bits a level", two_bits),
         "binary": OnLadder("ours: one bit a level", binary),
         "skip": OnLadder("ours: skip", skip),
-        "own-queues": OwnQueues("ours: queue per delay", ours),
-        "from-top": OnLadder("binary, entered at the top", binary, from_top=True),
         "celery-native": CeleryNative("Celery's native delivery", queue_type),
         "nservicebus": OnLadder("NServiceBus v2 ladder", NSERVICEBUS),
         "symfony": QueuePerDelay("queue per delay with x-expires (classic)"),

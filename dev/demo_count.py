@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kombu_binary_delay.ladder.durations import human
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -24,9 +26,7 @@ class Spread:
         if not self.lateness:
             return "none"
         parts = [self.quantile(0.5), self.quantile(0.99), max(self.lateness)]
-        return " / ".join(
-            f"{each:.2f} s" if each >= 1 else f"{each * 1000:.0f} ms" for each in parts
-        )
+        return " / ".join(human(round(lateness * 1000)) for lateness in parts)
 
 
 @dataclass

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kombu_binary_delay.ladder.durations import human
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from dev.demo_count import Spread
 
-BAR = 11  # characters, of which a terminal of 80 columns has room for three beside their numbers
-RUN_BAR = 62  # as wide as those three with their numbers
+BAR = 56  # characters, for which a terminal of 80 columns has room beside the numbers
 NEAR = 60_000  # ms: the levels above have one line together
 
 
@@ -40,30 +45,42 @@ class Display:
         self._is_live = console.is_terminal and not console.is_dumb_terminal
         # A file has no width: enough for the table, and lines are not wrapped.
         self._console = console if self._is_live else Console(highlight=False, width=100)
+        # What a picture for the documentation shows: all lines, and one moment between them.
+        self._kept = Console(highlight=False, width=80, record=True, file=io.StringIO())
         self._picture: Picture | None = None
         # The report takes the place of the picture: a screen of 24 lines has all that was said.
         self._live = Live(
             console=self._console, get_renderable=self._draw, auto_refresh=False, transient=True
         )
         self._block = "\N{FULL BLOCK}" if console.encoding.startswith("utf") else "#"
-        self._most = 1  # messages that a queue has had, so that bars of two pictures compare
+        self._most = 1  # messages that a level has had, so that bars of two pictures compare
         self._start = time.monotonic()
         self._last_line = 0.0
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
-        line = f"{self._elapsed:5.1f} s  {text}"
-        self._console.print(line, soft_wrap=not self._is_live)
+        self._kept.print(self._print(text))
 
     def show(self, picture: Picture) -> None:
         """Show a moment; outside a terminal, at most one line every two seconds."""
+        self._picture = picture
         if self._is_live:
-            self._picture = picture
             self._live.start()
             self._live.refresh()
         elif self._elapsed - self._last_line >= 2:
             self._last_line = self._elapsed
-            self.say(_line(picture))
+            self._print(_line(picture))
+
+    def keep_moment(self) -> None:
+        """Keep the moment that was shown last for :meth:`save`."""
+        self._kept.print("", self._draw(), "", sep="\n")
+
+    def save(self, path: Path, title: str) -> None:
+        """Write an SVG file of all lines that were said, the kept moment and the report."""
+        # Without the address of a font: an image fetches nothing.
+        window = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+        image = self._kept.export_svg(title=title, code_format=window, unique_id="demo")
+        path.write_text("".join(f"{line.rstrip()}\n" for line in image.splitlines()))
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -77,8 +94,14 @@ class Display:
             table.add_row(name, str(value))
         verdict = "Nothing lost, nothing early." if good else "FAILED: lost, overdue or early."
         style = "bold green" if good else "bold red"
-        self._console.print("", table, "", Text(verdict, style=style), sep="\n")
+        for console in (self._console, self._kept):
+            console.print("", table, "", Text(verdict, style=style), sep="\n")
         self._console.print("To see in a browser what waits on your broker: kombu-binary-delay web")
+
+    def _print(self, text: str) -> str:
+        line = f"{self._elapsed:5.1f} s  {text}"
+        self._console.print(line, soft_wrap=not self._is_live)
+        return line
 
     @property
     def _elapsed(self) -> float:
@@ -94,42 +117,27 @@ class Display:
             note = "\nRabbitMQ is away; what was last seen waiting in it:"
         near = [level for level in picture.levels if min(level) <= NEAR]
         far = picture.levels[len(near) :]
-        others = sum(sum(level.values()) for level in far)
-        counts = (count for level in near for count in level.values())
-        self._most = max(self._most, others, *counts)
+        counts = {_range(level): sum(level.values()) for level in reversed(near)}
+        counts = {"longer": sum(sum(level.values()) for level in far), **counts}
+        self._most = max(self._most, *counts.values())
 
-        ladder = Table.grid(padding=(0, 1))
-        for _ in range(max(map(len, near))):
-            ladder.add_column(justify="right", width=8)
-            ladder.add_column(justify="right", width=3)
-            ladder.add_column(width=BAR, style="dim" if picture.is_away else "green")
-        if far:
-            ladder.add_row("longer", _count(others), self._bar(others, self._most, BAR))
-        for level in reversed(near):
-            cells = []
-            for wait, count in sorted(level.items()):
-                cells += [human(wait), _count(count), self._bar(count, self._most, BAR)]
-            ladder.add_row(*cells)
-        arrived = Table.grid(padding=(0, 1))
-        arrived.add_column(justify="right", width=8)
-        arrived.add_column(justify="right", width=3)
-        arrived.add_column(width=RUN_BAR, style="cyan")
-        bar = self._bar(picture.arrived, picture.expected, RUN_BAR)
-        arrived.add_row("have run", _count(picture.arrived), bar)
-        return Group(head, Text(note, style="dim"), ladder, arrived)
+        bars = Table.grid(padding=(0, 1))
+        bars.add_column(justify="right", width=17)
+        bars.add_column(justify="right", width=3)
+        bars.add_column(width=BAR)
+        for name, count in counts.items():
+            style = "dim" if picture.is_away else "green"
+            bars.add_row(name, _count(count), Text(self._bar(count, self._most), style))
+        arrived = self._bar(picture.arrived, picture.expected)
+        bars.add_row("have run", _count(picture.arrived), Text(arrived, "cyan"))
+        return Group(head, Text(note, style="dim"), bars)
 
-    def _bar(self, count: int, most: int, width: int) -> str:
-        return self._block * -(-count * width // max(most, 1))
+    def _bar(self, count: int, most: int) -> str:
+        return self._block * -(-count * BAR // max(most, 1))
 
 
-def human(milliseconds: int) -> str:
-    """Return a duration in a suitable unit: "125 ms", "64 s", "12 d"."""
-    value, unit = float(milliseconds), "ms"
-    for size, larger, limit in ((1000, "s", 1), (60, "min", 2), (60, "h", 2), (24, "d", 2)):
-        if value / size < limit:
-            break
-        value, unit = value / size, larger
-    return f"{value:.1f} {unit}" if value < 10 and value % 1 else f"{value:.0f} {unit}"
+def _range(level: Mapping[int, int]) -> str:
+    return " to ".join(dict.fromkeys((human(min(level)), human(max(level)))))
 
 
 def _counts(picture: Picture) -> str:
@@ -144,7 +152,10 @@ def _count(count: int) -> str:
 def _line(picture: Picture) -> str:
     if picture.is_away:
         return f"{_counts(picture)}; RabbitMQ is away"
-    queues = sorted(queue for level in picture.levels for queue in level.items() if queue[1])
-    near = "".join(f" {human(wait)}: {count}," for wait, count in queues if wait <= NEAR)
-    far = sum(count for wait, count in queues if wait > NEAR)
+    near = "".join(
+        f" {_range(level)}: {sum(level.values())},"
+        for level in picture.levels
+        if min(level) <= NEAR and any(level.values())
+    )
+    far = sum(sum(level.values()) for level in picture.levels if min(level) > NEAR)
     return f"{_counts(picture)}; waiting in queues of{near} longer: {far}"

@@ -99,4 +99,5 @@ class Prometheus(Service):
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=30) as answer:  # noqa: S310
                 return json.loads(answer.read())["data"]
         except urllib.error.HTTPError as refusal:
-            raise PrometheusError(refusal.read().decode()) from None
+            with refusal:
+                raise PrometheusError(refusal.read().decode()) from None

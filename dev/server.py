@@ -126,7 +126,9 @@ class Server:
             with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
                 text = answer.read()
         except urllib.error.HTTPError as refusal:
-            raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None
+            # Python 3.14 warns of a refusal that is never closed.
+            with refusal:
+                raise BrokerError(f"{method} {path}: {refusal} {refusal.read()!r}") from None
         return json.loads(text) if text else None
 
 

@@ -11,7 +11,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 #: The seconds that a program may take to start on a busy machine. One that dies is noticed at once.
 START = 400.0
-S = TypeVar("S", bound="Service")
 #: How many ports are reserved at once, by a socket that is bound to the first of them.
 _BLOCK = 16
 #: The first and the last port that a client can get.

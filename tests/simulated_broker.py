@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.ladder.simulate import Wait, route_message
+from kombu_binary_delay.ladder.simulate import Wait, by_source, route_message
 from kombu_binary_delay.routing.commands import (
     Answer,
     AskTemporary,
@@ -208,4 +208,4 @@ class SimulatedBroker:
     def _route(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> set[str]:
         if not exchange:
             return {key for key in keys if key in self.queues}
-        return route_message(self.exchanges, self.bindings, exchange, keys, headers)
+        return route_message(self.exchanges, by_source(self.bindings), exchange, keys, headers)

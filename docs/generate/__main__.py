@@ -13,28 +13,36 @@ import argparse
 import sys
 from pathlib import Path
 
+from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay.export import svg
+
 from .api import api
-from .benchmarks import FOLDER, benchmark, beside, charts, ladders, tables
+from .benchmarks import FOLDER, beside, ladders, tables
+from .charts import charts
 from .cli import cli_commands
+from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
-from .faults import amended, bad_destinations, faults
-from .ladder import an_hour, in_short, ten_seconds
+from .conformance import tables as tables_of_conformance
+from .faults import FIGURES, faults
+from .faults import tables as tables_of_faults
 from .pages import Maker, fill
 from .pipeline import pipeline_table
-from .recording import CAST, recording
 from .settings import settings
 
 ROOT = Path(__file__).parents[2]
 
+#: The pictures of a ladder, and of the way of a message with a delay in milliseconds.
+LADDERS = {
+    "ladder.svg": (Topology(Ladder.uniform(4, 4)), 10_000),
+    "ladder-default.svg": (Topology(), 3_600_000),
+}
+
 MAKERS: dict[str, Maker] = {
     "api": api,
-    "bad-destinations": bad_destinations,
-    "benchmark": benchmark,
     "beside": beside,
     "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
-    "faults-amended": amended,
     "ladders": ladders,
     "pipeline-table": pipeline_table,
     "settings": settings,
@@ -50,10 +58,10 @@ def generated() -> dict[Path, str]:
     """Return the up-to-date text of every page and figure, by path."""
     texts = {page: fill(page.read_text(), MAKERS) for page in pages()}
     texts |= {FOLDER / name: text for name, text in (charts() | tables()).items()}
-    texts[FOLDER.parent / "ladder.svg"] = ten_seconds()
-    texts[FOLDER.parent / "ladder-default.svg"] = an_hour()
-    texts[FOLDER.parent / "ladder-in-short.svg"] = in_short()
-    texts[CAST.with_suffix(".svg")] = recording()
+    for name, (topology, delay) in LADDERS.items():
+        texts[FOLDER.parent / name] = svg(topology, delay, "mail") + "\n"
+    texts[CONFORMANCE.with_suffix(".txt")] = tables_of_conformance()
+    texts[FIGURES.with_suffix(".txt")] = tables_of_faults()
     return texts
 
 

@@ -1,4 +1,4 @@
-"""Purpose: recorded measurements as tables, charts and single figures.
+"""Purpose: recorded measurements as tables and single figures.
 
 `make bench` recorded them. The page on performance shows some rows and figures of both releases;
 the text files beside it have all.
@@ -7,7 +7,6 @@ the text files beside it have all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +26,6 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 #: The releases that the page compares, the newest first, and how the names of their results end.
 RELEASES = {"4.3": "-on-4.3", "3.10": ""}
-#: The charts of the page: a section, the figure, its rows, the title of the axis, whether that is
-#: logarithmic, and what the figure is divided by.
-_PEERS = ("ours", "celery-native", "nservicebus", "symfony")
-_WAITING = {
-    "0": "ours, nothing waits",
-    "1000000": "ours, a million wait",
-    "3000000": "ours, three million wait",
-    "10000000": "ours, ten million wait",
-}
-CHARTS: dict[str, tuple[str, str, Mapping[str, str] | tuple[str, ...], str, bool, float]] = {
-    "cost": ("burst", "cpu_us", ("floor", *_PEERS), "broker CPU, µs a message", False, 1),
-    "lateness": ("burst", "p99", _PEERS, "p99 lateness, ms (logarithmic)", True, 1),
-    "rate": ("sustained", "publish_rate", _PEERS[:3], "messages a second, on two cores", False, 1),
-    "waiting": ("waiting", "memory", _WAITING, "the broker's memory, MB", False, 1e6),
-    "program": (
-        "publishing",
-        "cpu_us",
-        ("celery", "celery-ours", "celery-native", "celery-ours-delayed"),
-        "the publisher's CPU, µs a message",
-        False,
-        1,
-    ),
-}
-
-
-def benchmark(arguments: list[str], _: str) -> str:
-    """Return the table of the result that the argument names."""
-    return report.table(arguments[0], RESULTS[arguments[0]])
 
 
 def beside(arguments: list[str], _: str) -> str:
@@ -78,24 +49,6 @@ def beside(arguments: list[str], _: str) -> str:
     return table(head, cells, text=1)
 
 
-def charts() -> dict[str, str]:
-    """Return the text of each chart of the page, of the newest release, by its file's name."""
-    drawn = {}
-    for name, (section, wanted, rows, axis, log, unit) in CHARTS.items():
-        found = RESULTS[section + next(iter(RELEASES.values()))]["found"]
-        titles = rows if isinstance(rows, Mapping) else report.titles_of(section)
-        values = [_spread(found[row][wanted], unit) for row in rows]
-        panel = report.Panel(axis, values, log)
-        drawn[f"{name}.svg"] = report.bars([titles[row] for row in rows], panel)
-    return drawn
-
-
-def _spread(measured: Any, unit: float) -> dict[str, float]:
-    figures = measured if isinstance(measured, dict) else {"median": measured}
-    of = ("median", "least", "most")
-    return {name: each / unit for name, each in figures.items() if name in of}
-
-
 def tables() -> dict[str, str]:
     """Return all tables as text, by their file's name: those of a release, and of further runs."""
     files: dict[str, list[str]] = {}
@@ -108,7 +61,7 @@ def tables() -> dict[str, str]:
 
 def figure(result: str, row: str, name: str, of: str = "median") -> float:
     """Return one figure of a result: its median, or the one that ``of`` names."""
-    return report.value_of(RESULTS[result]["found"][row][name], of)
+    return float(RESULTS[result]["found"][row][name][of])
 
 
 #: The ladders that are compared, by the row of the results.

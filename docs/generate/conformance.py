@@ -16,9 +16,7 @@ from typing import Any
 from .markdown import plain, table
 
 FOLDER = Path(__file__).parents[1] / "reference" / "conformance"
-HELD, FAILED, NOT_APPLICABLE = "held", "failed", "does not apply"
-#: The table's words for each outcome.
-SIGNS = {HELD: "yes", NOT_APPLICABLE: "does not apply"}
+HELD, FAILED = "held", "failed"
 DEFAULT_LADDER = "default"
 WALK = "walk"
 
@@ -48,11 +46,6 @@ def keep(run: Run, folder: Path = FOLDER) -> None:
         (folder / name).write_text(json.dumps(file, indent=1, ensure_ascii=False) + "\n")
 
 
-def tried(what: str) -> list[str]:
-    """Return the versions of ``"rabbitmq"``, ``"celery"`` or ``"python"`` in the recorded runs."""
-    return [run[what] for run in load()]
-
-
 def runs_table(runs: list[Run]) -> Rows:
     """Return a row per RabbitMQ and a column per Celery: how many cases passed, and Pythons."""
     celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
@@ -69,73 +62,44 @@ def runs_table(runs: list[Run]) -> Rows:
 def cases_table(runs: list[Run], *, ladders: bool) -> Rows:
     """Return a row per case and a column per place where it ran, for all recorded runs.
 
-    :param ladders: a column per ladder; otherwise per RabbitMQ. Then, a cell names the type of the
-        ladder's queues only if the types differ.
+    :param ladders: a column per ladder, whose cells name the RabbitMQs on which the case held;
+        otherwise a column per RabbitMQ, with the default ladder, after one without a broker.
     """
-    found: dict[str, dict[str, list[tuple[str, Run]]]] = defaultdict(lambda: defaultdict(list))
-    columns: dict[str, None] = {} if ladders else {WALK: None}
+    cells: dict[str, dict[str, list[tuple[bool, Run]]]] = defaultdict(lambda: defaultdict(list))
+    columns: dict[str, None] = {}
     for run in runs:
         for result in run["results"]:
             column = _column(run, result, ladders=ladders)
             if column is None:
                 continue
             columns[column] = None
-            for outcome in (HELD, FAILED, NOT_APPLICABLE):
+            for outcome in (HELD, FAILED):
                 for case in result.get(outcome, ()):
-                    found[case][column].append((outcome, run))
-    used = [each for each in columns if any(_says(cells[each]) for cells in found.values())]
-    heads = [each[0].upper() + each[1:] if ladders or each == WALK else each for each in used]
-    rows = [["What holds", *heads]]
-    rows += [
-        [plain(case), *(_cell(cells[each], ladders=ladders) for each in used)]
-        for case, cells in found.items()
-    ]
-    rows = [row for row in rows if any(row[1:])]
-    return rows if ladders else _by_release(rows)
-
-
-def _by_release(rows: Rows) -> Rows:
-    """Return rows with one column per release for all queue types: seven would be too narrow."""
-    head, *body = rows
-    columns: dict[str, dict[str, int]] = defaultdict(dict)
-    for number, title in enumerate(head):
-        release, _, queue_type = title.partition(", ")
-        columns[release][queue_type] = number
-
-    def cell(row: list[str], types: dict[str, int]) -> str:
-        said = {each: row[number] for each, number in types.items()}
-        if len(set(said.values())) == 1:
-            return next(iter(said.values()))
-        return "<br>".join(f"{each}: {text}" for each, text in said.items() if text)
-
-    return [[*columns], *([cell(row, types) for types in columns.values()] for row in body)]
+                    cells[case][column].append((outcome == HELD, run))
+    ordered = sorted(columns, key=lambda column: column != WALK.capitalize())
+    rows = [["What holds", *ordered]]
+    for case, row in cells.items():
+        rows.append([plain(case), *(_cell(row[column], ladders=ladders) for column in ordered)])
+    return rows
 
 
 def _column(run: Run, result: dict[str, Any], *, ladders: bool) -> str | None:
+    on_broker = result["on"] != WALK
     if ladders:
-        return None if result["on"] == WALK else str(result["ladder"])
-    if result["on"] == WALK:
-        return WALK
-    if result["ladder"] != DEFAULT_LADDER:
+        return str(result["ladder"]).capitalize() if on_broker else None
+    if on_broker and result["ladder"] != DEFAULT_LADDER:
         return None
-    return f"{_minor(run['rabbitmq'])}, {result['queue_type']}"
+    return _minor(run["rabbitmq"]) if on_broker else WALK.capitalize()
 
 
-def _cell(outcomes: list[tuple[str, Run]], *, ladders: bool) -> str:
-    failed = [_name(run) for outcome, run in outcomes if outcome == FAILED]
+def _cell(outcomes: list[tuple[bool, Run]], *, ladders: bool) -> str:
+    failed = dict.fromkeys(_name(run) for held, run in outcomes if not held)
     if failed:
         return f"**no**: {', '.join(failed)}"
     if ladders:
         # Not every ladder was tested on every RabbitMQ: name the versions.
-        held = [_minor(run["rabbitmq"]) for outcome, run in outcomes if outcome == HELD]
-        return ", ".join(dict.fromkeys(held))
-    said = {SIGNS[outcome] for outcome, _ in outcomes}
-    return SIGNS[HELD] if SIGNS[HELD] in said else "".join(said)
-
-
-def _says(outcomes: list[tuple[str, Run]]) -> bool:
-    """Return whether a column has an outcome other than "does not apply"."""
-    return any(outcome != NOT_APPLICABLE for outcome, _ in outcomes)
+        return ", ".join(dict.fromkeys(_minor(run["rabbitmq"]) for _, run in outcomes))
+    return "yes" if outcomes else ""
 
 
 def _count(run: Run) -> str:
@@ -162,13 +126,18 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def conformance(arguments: list[str], _: str) -> str:
-    """Return the table that the argument names: ``runs``, ``cases`` or ``ladders``."""
-    runs = load()
-    if arguments == ["runs"]:
-        head, *rows = runs_table(runs)
-    elif arguments == ["cases"]:
-        head, *rows = cases_table(runs, ladders=False)
-    else:
-        head, *rows = [row for row in cases_table(runs, ladders=True) if all(row)]
+def conformance(_: list[str], __: str) -> str:
+    """Return the table of the runs."""
+    head, *rows = runs_table(load())
     return table(head, rows)
+
+
+def tables() -> str:
+    """Return the tables of what held on each release, and with each ladder, as text."""
+    parts = []
+    for ladders in (False, True):
+        head, *rows = cases_table(load(), ladders=ladders)
+        if ladders:
+            rows = [row for row in rows if all(row)]
+        parts.append(table(head, rows))
+    return "\n\n".join(parts) + "\n"

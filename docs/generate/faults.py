@@ -14,6 +14,12 @@ from .markdown import table
 FIGURES = Path(__file__).parents[1] / "explanation" / "faults.json"
 HEAD = ("Scenario", "RabbitMQ", "Confirmed", "Lost", "Early", "Twice", "Late, s: p50 / p99 / max")
 
+#: The columns of the summary, by title.
+SUMS = {"Confirmed": "confirmed", "Lost": "lost", "Early": "early", "Twice": "duplicates"}
+#: The releases that the summary compares.
+SHOWN = ("4.3", "3.10")
+#: The scenarios that have tables of their own.
+APART = ("bad destination", "amended")
 AMENDED = (
     *("What breaks", "RabbitMQ", "Confirmed", "Amended", "Ran yet", "Dropped wrongly"),
     *("Lost", "Twice"),
@@ -26,19 +32,36 @@ def runs() -> list[dict[str, Any]]:
     return rows
 
 
-def faults(scenarios: list[str], _: str) -> str:
-    """Return a table with a row for each run of the scenarios that the arguments name.
+def faults(_: list[str], __: str) -> str:
+    """Return a table with a row for each scenario: the sums of its runs, and the latest arrival."""
+    rows = [row for row in runs() if row["scenario"] != "bad destination"]
+    releases = sorted({_minor(row) for row in rows}, key=_numbers, reverse=True)
+    latest = [release for release in releases if release in SHOWN]
+    head = ("What breaks", *SUMS, *(f"Latest, s: {release}" for release in latest))
+    cells = []
+    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+        runs_of = [row for row in rows if row["scenario"] == scenario]
+        sums = [f"{sum(row[name] for row in runs_of):,}" for name in SUMS.values()]
+        late = [
+            max((row["late"][-1] for row in runs_of if _minor(row) == release), default=None)
+            for release in latest
+        ]
+        cells.append([scenario, *sums, *("" if most is None else f"{most:.1f}" for most in late)])
+    return table(head, cells, text=1)
 
-    :raises ValueError: if a scenario has no recorded run.
-    """
-    rows = [row for row in runs() if row["scenario"] in scenarios]
-    missing = set(scenarios) - {row["scenario"] for row in rows}
-    if missing:
-        raise ValueError(f"no figures of {sorted(missing)} in {FIGURES.name}")
-    return table(HEAD, [_row(row) for row in rows], text=2) + _source(rows)
+
+def tables() -> str:
+    """Return the tables of all runs, as text."""
+    rows = [row for row in runs() if row["scenario"] not in APART]
+    parts = {
+        "every message": table(HEAD, [_row(row) for row in rows], text=2) + _source(rows),
+        "a good destination: its worst lateness alone → beside a bad one": bad_destinations(),
+        "amended messages": amended(),
+    }
+    return "\n\n".join(f"{title}\n\n{part}" for title, part in parts.items()) + "\n"
 
 
-def bad_destinations(_: list[str], __: str) -> str:
+def bad_destinations() -> str:
     """Return a table of what bad destinations cost a good one."""
     rows = [row for row in runs() if row["scenario"] == "bad destination"]
     found: dict[str, dict[str, str]] = {}
@@ -47,13 +70,13 @@ def bad_destinations(_: list[str], __: str) -> str:
         stuck = notes["good not there in time"]
         cell = f"{stuck} of 150 stuck" if stuck else f"{notes['worst among bad']:.2f} s"
         found.setdefault(row["case"], {})[row["broker"]] = f"{notes['worst alone']:.2f} s → {cell}"
-    brokers = sorted({row["broker"] for row in rows}, key=lambda each: [*map(int, each.split("."))])
+    brokers = sorted({row["broker"] for row in rows}, key=_numbers)
     head = ("Bad destination", *(f"RabbitMQ {broker}" for broker in brokers))
     cells = [[case, *(by.get(each, "") for each in brokers)] for case, by in found.items()]
     return table(head, cells) + _source(rows)
 
 
-def amended(_: list[str], __: str) -> str:
+def amended() -> str:
     """Return a table of the outcomes of amended messages."""
     names = ("broker", "confirmed", "amended", "ran", "dropped", "lost", "duplicates")
     rows = [row for row in runs() if row["scenario"] == "amended"]
@@ -75,3 +98,11 @@ def _row(row: dict[str, Any]) -> list[str]:
     late = " / ".join(f"{each:.1f}" for each in row["late"])
     counts = [str(row[name]) for name in ("confirmed", "lost", "early", "duplicates")]
     return [f"{row['scenario']}: {row['case']}", row["broker"], *counts, late]
+
+
+def _minor(row: dict[str, Any]) -> str:
+    return str(row["broker"]).rpartition(".")[0]
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]

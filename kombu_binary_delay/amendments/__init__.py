@@ -4,10 +4,12 @@ A level queue cannot be searched, so an amendment takes effect on delivery: a re
 says what happens to the message, and each consuming connection reads that stream first.
 
 * :mod:`.record`: the records, as values and as JSON. Pure.
-* :mod:`.memory`: what one connection has read, and what happens to a message. Pure.
+* :mod:`.memory`: what one connection has read, and what happens to a message; :mod:`.names`: what
+  is known of ids, and of keys. Pure.
 * :mod:`.parts`: the exchange and the streams. Pure.
-* :mod:`.stream`: writing amendments to the broker and reading them, on a separate :mod:`.channel`;
-  many at once with :mod:`.bulk`.
+* :mod:`.stream`: what a connection writes, on a separate :mod:`.channel`.
+* :mod:`.reading`: what it reads before it consumes, and from then on.
+* :mod:`.holding`: messages that cannot be delayed again while the broker blocks publishers.
 * :mod:`.celery`: records of Celery's revokes.
 * :mod:`.door`: the part of a channel that writes and honours amendments.
 * :mod:`.api`: the functions that a program calls.

@@ -51,22 +51,22 @@ def cancel(tasks: Any, *, eta: datetime | None = None, connection: Any = None) -
     keyed = split(names, now, due, keyed=True) if is_soon else []
 
     def write(amendments: Amendments) -> None:
-        rides = due is not None and amendments.rides(due, now)
-        if due is not None and (not rides or len(names) > 1):
+        waits = due is not None and amendments.waits_on_ladder(due, now)
+        if due is not None and (not waits or len(names) > 1):
             # Of several, others may be due before the last.
             amendments.require_remembered(due, now)
         if due is None or due - now <= amendments.max_age:
             amendments.write([*keyed, *split(names, now, due)])
-            if due is not None and rides:
+            if due is not None and waits:
                 # Again before that time, for consumers that start after now.
-                with _as_well(amendments, "for no longer than usual"):
+                with _best_effort(amendments, "for no longer than usual"):
                     _write_ahead(amendments, split(names, now, due), due)
             return
         # Only the record on the ladder holds: the stream drops another before the due time.
         _write_ahead(amendments, split(names, now, due), due)
         if keyed:
             amendments.write(keyed)
-        with _as_well(amendments, "lists show the task until then"):
+        with _best_effort(amendments, "lists show the task until then"):
             amendments.write(split(names, now))
 
     _amend(write, connection, tasks)
@@ -142,7 +142,7 @@ def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int) ->
 
 
 @contextmanager
-def _as_well(amendments: Amendments, less: str) -> Iterator[None]:
+def _best_effort(amendments: Amendments, less: str) -> Iterator[None]:
     """Write what a cancellation does not depend on; if that is refused, warn.
 
     :param less: what it lacks then.

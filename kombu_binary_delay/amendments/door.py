@@ -33,7 +33,8 @@ from kombu_binary_delay.wire.following import FollowingChannel
 from kombu_binary_delay.wire.received import copy_of, keep_body
 
 from . import celery
-from .memory import POSTPONED, SUPERSEDED, Verdict
+from .memory import POSTPONED, SUPERSEDED
+from .memory import Fate as Verdict
 from .parts import KEYS_MAX_AGE
 from .record import (
     GENERATION,

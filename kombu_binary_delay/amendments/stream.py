@@ -1,56 +1,33 @@
-"""Write a connection's amendments with confirms, and read all amendments before it consumes.
+"""Write a connection's amendments with confirms; the other half, :mod:`.reading`, reads them.
 
 One exchange has two streams. One stream has the records with ids, and keeps them for long. The
 other has the records with keys, which can be one for each publish, and keeps them for a day.
-
-To read everything that was confirmed before, a connection appends a marker and reads until the
-marker comes. The marker goes through the default exchange and is mandatory, so it also shows
-whether the streams exist. For a user that may not write there, reading ends with what was the last
-record before. A record counts only if it came through the exchange of the amendments, and was
-published to that exchange, so only a user that may write to it can amend.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import amqp
-from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError, ResourceError
+from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.ladder.delay import ETA
-from kombu_binary_delay.ladder.envelope import HEADER, HEADERS
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.versions import has_streams
-from kombu_binary_delay.routing.commands import Answer, Ensure, OutOfReachError, Steps
+from kombu_binary_delay.routing.commands import Answer, Ensure
 from kombu_binary_delay.routing.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
-from kombu_binary_delay.wire import alarms
-from kombu_binary_delay.wire.executor import Executor, is_deleted
+from kombu_binary_delay.wire import alarms, streams
+from kombu_binary_delay.wire.executor import Executor
 from kombu_binary_delay.wire.following import is_consuming
 from kombu_binary_delay.wire.frame_buffer import FrameBuffer
-from kombu_binary_delay.wire.repeating import Warnings
 
-from .channel import (
-    PATIENCE,
-    PLAIN,
-    PREFETCH,
-    AmendmentChannel,
-    BlockedError,
-    EndChannel,
-    UnansweredError,
-)
-from .memory import Memory, Verdict
+from .channel import PLAIN, RecordChannel, UnansweredError
+from .holding import Held
+from .memory import Memory
 from .parts import (
     IDS,
     KEYS,
@@ -60,7 +37,8 @@ from .parts import (
     stream_name,
     way_of_records,
 )
-from .record import GENERATION, MAX_BYTES, Cancel, Record, to_line
+from .reading import ASKED_FOR, LOOK_AGAIN, RECOVERY, Reader
+from .record import MAX_BYTES, Cancel, Record, to_line
 
 logger = get_logger(__package__)
 
@@ -71,54 +49,12 @@ LEAD = 86_400_000
 #: How to cancel what is due later than the stream keeps records.
 _ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
 _WAY = "the way of amendments through the ladder"
-#: What a declaration is of, and what the broker is asked for, in errors.
-_ASKED_FOR = "the amendments"
-#: How often a connection that takes delayed messages tries to read the amendments, in seconds.
-_LOOK_EVERY = 1.0
-#: The same where there are none yet, or after a failure that is not a missing permission.
-_LOOK_AGAIN = 30.0
-#: How long to look for the last record of streams that are being written to, in seconds.
-_LOOK_FOR_ENDS = 5.0
-#: How much later than its message a record can come, in seconds.
-_AWAITED = 1.0
-#: After which time without a record there are no more, in seconds, where no marker can show it.
-_QUIET = 0.1
-
-#: RabbitMQ's error on a node that joined after the stream was declared, or is just starting.
-_NO_REPLICA = "replica on the local node"
-#: How long a node that has just started takes to make its streams available, in seconds.
-_RECOVERY = 5.0
-#: How long to wait for such a node where it is known that it has the streams, in seconds.
-_START = 15.0
-
-#: The first and the last time at which RabbitMQ 4.3 ended a connection that wrote to streams which
-#: its node had lost, by `_streams_of`; until it is found that they work.
-_lost: dict[tuple[str, str, str], tuple[float, float]] = {}
-
-#: How many broadcasts of revokes this process has received, by `_streams_of`. With a green pool, a
-#: worker receives them by another connection than its tasks.
-_heard: Counter[tuple[str, str, str]] = Counter()
-
-_warnings = Warnings(logger)
 
 
 class _Written(NamedTuple):
     line: str
     key: str
     properties: Mapping[str, Any] = PLAIN
-
-
-def _start_behind(failure: BaseException) -> float:
-    """Return how long a failure may last, in seconds, because the node is just starting."""
-    if isinstance(failure, NotFound) and not is_deleted(failure):
-        return _START
-    no_replica = isinstance(failure, amqp.ChannelError) and _NO_REPLICA in str(failure)
-    return _RECOVERY if no_replica else float("-inf")
-
-
-def _may_be_amended(headers: Mapping[str, Any]) -> bool:
-    """Whether a message was delayed: by this transport, or as a task by another way."""
-    return HEADER in headers or headers.get(ETA) is not None
 
 
 def _bounded_line(record: Record) -> str:
@@ -131,8 +67,14 @@ def _bounded_line(record: Record) -> str:
     return line
 
 
+def _of_nothing() -> list[_Written]:
+    """Return a record that names nothing, for each stream."""
+    line = to_line(Cancel((), time.time_ns() // 1_000_000))
+    return [_Written(line, key) for key in (IDS, KEYS)]
+
+
 class Amendments:
-    """The amendments that one connection writes and reads.
+    """The amendments of one connection, which it writes here, and reads by its ``reader``.
 
     :param connection: of py-amqp.
     :param server: the properties that the broker sent when the connection opened.
@@ -156,36 +98,24 @@ class Amendments:
         self._streams = [stream_name(settings.namespace, key) for key in (IDS, KEYS)]
         #: How long the stream of ids keeps records, in milliseconds.
         self.max_age = milliseconds(settings.amendments_max_age)
-        self.memory = Memory(self.max_age)
-        self._channel: AmendmentChannel | None = None
-        self._can_read = self.is_possible
+        self.reader = Reader(
+            connection, self._exchange, self._streams, self.max_age, self.is_possible, self.exist
+        )
+        #: The messages that wait until the broker takes them.
+        self.held = Held(connection)
+        self._channel: RecordChannel | None = None
         #: Whether a record was written, so that the next one needs no declaration.
         self.can_write = False
-        #: Whether this user may append a marker, as far as this connection knows.
-        self._can_mark = True
-        self._looked = float("-inf")
-        #: How many broadcasts there were when it last tried to read.
-        self._heard = _heard[self._streams_of]
-        #: Whether there was a stream that does not exist. It is not asked again: RabbitMQ logs each
-        #: such question as an error.
-        self._are_missing = False
-        #: Since when a stream that exists is not available. After `_START`, it is not asked again
-        #: either.
-        self._away = math.inf
-        #: What to do again when the broker does not block publishers any more, or when the message
-        #: is due: a heap of the due time, a number, and the action.
-        self._held: list[tuple[int, int, Callable[[], object]]] = []
-        self._numbers = count()
-        self._is_releasing = False
+        #: Whether this user may publish to the default exchange, as far as this connection knows.
+        self._may_ask = True
+        self.catch_up, self.look = self.reader.catch_up, self.reader.look
+        self.heard, self.verdict = self.reader.heard, self.reader.fate
+        self.hold = self.held.hold
 
     @property
-    def is_reading(self) -> bool:
-        """Whether all existing records have been read, and new ones are read as they come.
-
-        It is False after the broker cancelled a consumer or closed the channel.
-        """
-        channel = self._channel
-        return channel is not None and channel.is_open and channel.streams == self._streams
+    def memory(self) -> Memory:
+        """What its reader has read."""
+        return self.reader.memory
 
     @property
     def is_possible(self) -> bool:
@@ -213,8 +143,6 @@ class Amendments:
                 f"{self._server.get('version', '')} does not have"
             )
 
-    # -- writing -------------------------------------------------------------------------------
-
     def write(self, records: Iterable[Record]) -> None:
         """Write records; return when the broker has confirmed them all.
 
@@ -237,11 +165,11 @@ class Amendments:
         """
         self.require()
         now = time.time_ns() // 1_000_000
-        if not self.rides(due, now):
+        if not self.waits_on_ladder(due, now):
             self.require_remembered(due, now)
             self.write([record])
             return
-        self._let_ride(record, due - self._lead, now)
+        self._send_by_ladder(record, due - self._lead, now)
 
     def write_at(self, record: Record, at: int) -> None:
         """Write a record that is to reach the stream at a time, as one from another ladder.
@@ -251,13 +179,13 @@ class Amendments:
         """
         self.require()
         now = time.time_ns() // 1_000_000
-        if self.can_ride and at > now:
-            self._let_ride(record, at, now)
+        if self.can_wait_on_ladder and at > now:
+            self._send_by_ladder(record, at, now)
             return
         self.require_remembered(at + self._lead, now)
         self.write([record])
 
-    def _let_ride(self, record: Record, at: int, now: int) -> None:
+    def _send_by_ladder(self, record: Record, at: int, now: int) -> None:
         try:
             topology = self._router.topology
             plan, enter = self._router.plan_through(
@@ -273,16 +201,16 @@ class Amendments:
         self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
 
     @property
-    def can_ride(self) -> bool:
+    def can_wait_on_ladder(self) -> bool:
         """Whether a record may wait on the ladder: this connection has one, and may declare it."""
         return self._settings.foreign_ladder is None and self._settings.declare != "never"
 
-    def rides(self, due: int, now: int) -> bool:
+    def waits_on_ladder(self, due: int, now: int) -> bool:
         """Return whether a record for a due time waits on the ladder until shortly before.
 
         Both are milliseconds since the epoch.
         """
-        return self.can_ride and due - now >= min(FAR_AHEAD, self.max_age)
+        return self.can_wait_on_ladder and due - now >= min(FAR_AHEAD, self.max_age)
 
     def kept_until(self, due: int | None, now: int) -> int:
         """Return until when the stream keeps a cancellation that is written now, at least.
@@ -291,7 +219,7 @@ class Amendments:
 
         :param due: the due time that it names, if any.
         """
-        if due is None or not self.rides(due, now):
+        if due is None or not self.waits_on_ladder(due, now):
             return now + self.max_age
         return due - self._lead + self.max_age
 
@@ -301,7 +229,7 @@ class Amendments:
         :raises AmendmentError: names the time and the longest delay.
         """
         ladder, wait = self._router.topology.ladder, due - self._lead - now
-        if self.rides(due, now) and wait > ladder.maximum:
+        if self.waits_on_ladder(due, now) and wait > ladder.maximum:
             raise AmendmentError(
                 f"the record of a cancellation would have to wait for {wait // 1000} s, and the "
                 f"longest delay of the ladder {ladder.name} is {ladder.maximum // 1000} s"
@@ -336,7 +264,7 @@ class Amendments:
             lines = self._publish(lines)
             if lines:
                 self._declare()
-                end = time.monotonic() + _RECOVERY
+                end = time.monotonic() + RECOVERY
                 while (lines := self._publish(lines)) and time.monotonic() < end:
                     time.sleep(0.1)
         except AccessRefused as exc:
@@ -375,14 +303,12 @@ class Amendments:
         :raises AmendmentError: as :meth:`write`.
         """
         if not self.can_write:
-            # A record that names nothing, to each stream.
-            line = to_line(Cancel((), time.time_ns() // 1_000_000))
-            self._write([_Written(line, key) for key in (IDS, KEYS)])
+            self._write(_of_nothing())
             self.can_write = True
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""
-        with self._buffer.closed(_ASKED_FOR):
+        with self._buffer.closed(ASKED_FOR):
             channel = self._open()
             for each in lines:
                 channel.send(each.line, self._exchange, each.key, each.properties)
@@ -399,27 +325,33 @@ class Amendments:
                 f"the exchange {self._exchange!r} and its streams do not exist, and declare is "
                 f"'never'; make them with kombu-binary-delay create"
             )
-        self._executor.run(self._ensure())
+        part, lock = amendments_part(self._settings), f"{self._exchange}.lock"
+        streams.declare(self._executor, Ensure(part, ASKED_FOR, lock=lock))
+        # A consumer of a stream without a record has to wait for one.
+        self._publish(_of_nothing())
         logger.info(
             "made the streams of amendments; a consumer that runs already may take %g s to notice "
             "them, unless it is a Celery worker and this was a revoke",
-            _LOOK_AGAIN,
+            LOOK_AGAIN,
         )
 
-    def _ensure(self) -> Steps:
-        # If two programs declare a stream at once, one gets the answer before the stream has
-        # started, and its publish would end the connection. So one declares, and others wait.
-        part, lock = amendments_part(self._settings), f"{self._exchange}.lock"
-        command = Ensure(part, _ASKED_FOR, lock=lock)
-        end = time.monotonic() + PATIENCE
-        # A node that is just starting may take the records nevertheless.
-        with suppress(OutOfReachError):
-            while (yield command) is Answer.LOCKED:
-                if time.monotonic() > end:
-                    raise AmendmentError(
-                        f"{self._exchange!r} is being declared elsewhere for {PATIENCE:g} s"
-                    )
-                time.sleep(0.02)
+    def exist(self, names: list[str]) -> bool | None:
+        """Return whether any of these streams exists; RabbitMQ logs nothing if it does not.
+
+        :returns: None if this user or an alarm does not allow to ask.
+        """
+        if not self._may_ask or alarms.is_recent(self._connection):
+            return None
+        with self._buffer.closed(ASKED_FOR):
+            channel = self._open()
+            for name in names:
+                channel.send(_of_nothing()[0].line, "", name)
+            try:
+                returned = channel.wait_for_confirms(or_blocked=True)
+            except AccessRefused:
+                self._may_ask = False
+                return None
+        return len(returned) < len(names)
 
     def publish(self, message: Any, exchange: str, routing_key: str) -> None:
         """Publish a message that is not an amendment; return when it is confirmed.
@@ -429,7 +361,7 @@ class Amendments:
             This ends the connection, since nobody knows whether it has the message.
         """
         try:
-            with self._buffer.closed(_ASKED_FOR):
+            with self._buffer.closed(ASKED_FOR):
                 channel = self._open()
                 channel.send_message(message, exchange, routing_key, mandatory=False)
                 channel.wait_for_confirms(or_blocked=True)
@@ -440,330 +372,10 @@ class Amendments:
         except amqp.ChannelError as exc:
             raise AmendmentError(f"RabbitMQ refused it: {exc.reply_text}") from exc
 
-    @property
-    def is_holding(self) -> bool:
-        """Whether :meth:`release` has something to do."""
-        return bool(self._held)
-
-    @property
-    def rest(self) -> float:
-        """For how long :meth:`release` has nothing to do, in seconds."""
-        first = self._held[0][0] / 1000 - time.time() if self._held else 0.0
-        return max(min(first, alarms.rest(self._connection)), 0.0)
-
-    def hold(self, due: int, again: Callable[[], object]) -> None:
-        """Call ``again`` when its message, which cannot be delayed again now, can be, or is due.
-
-        :param due: in milliseconds since the epoch.
-        """
-        heappush(self._held, (due, next(self._numbers), again))
-        self._connection.is_held_up = True
-
-    def release(self) -> bool:
-        """Try again with what is due and, unless the broker may block publishers, all that is held.
-
-        :returns: whether anything was tried.
-        """
-        if self._is_releasing:
-            # A callback waits for the broker.
-            return False
-        tried, self._is_releasing = False, True
-        try:
-            while self._held and not self.rest:
-                tried = True
-                _, _, again = heappop(self._held)
-                again()
-        finally:
-            self._is_releasing = False
-        return tried
-
-    # -- reading -------------------------------------------------------------------------------
-
-    def catch_up(self, *, wait: bool = True) -> None:
-        """Read all records that are confirmed so far, if they are not being read already.
-
-        A failure is logged as a warning: the consumer works without amendments.
-
-        :param wait: whether to wait some seconds for streams of a node that is just starting.
-        """
-        if self.is_reading or not self._can_read:
-            return
-        now = time.monotonic()
-        first, last = _lost.get(self._streams_of, (now, now))
-        if last - first > _LOOK_AGAIN and now - last < alarms.PAUSE:
-            # It was no start of a node. Only a later connection tries again: this one consumes.
-            self._can_read = False
-            self._warn(
-                f"RabbitMQ ends each connection that writes to {' and '.join(self._streams)}; "
-                f"delete them with rabbitmqctl delete_queue"
-            )
-            return
-        # Not after a recent failure.
-        since = now if wait and now > self._looked else float("-inf")
-        self._looked = now
-        try:
-            self._begin_and_wait(since)
-        except AccessRefused as exc:
-            self._can_read = False
-            self._warn(
-                f"{exc.reply_text}; grant this user the permission read on names that begin with "
-                f"'{self._exchange}.', or set amendments to False"
-            )
-        except (amqp.ChannelError, BinaryDelayError) as exc:
-            remedy = ", which rabbitmq-streams add_replica makes" if _NO_REPLICA in str(exc) else ""
-            self._put_off(f"{exc}{remedy}")
-
-    def look(self, headers: Mapping[str, Any] = PLAIN) -> None:
-        """Catch up, unless that was tried lately.
-
-        :param headers: of the message that is to be judged.
-        """
-        if self.is_reading:
-            return
-        heard = _heard[self._streams_of]
-        every = _LOOK_EVERY
-        if heard != self._heard:
-            every = 0.0
-        elif self._are_missing and GENERATION not in headers:
-            # To ask is two messages that no queue takes, and their confirms.
-            every = _LOOK_AGAIN
-        if time.monotonic() - self._looked > every:
-            self._heard = heard
-            self.catch_up(wait=False)
-
-    def heard(self) -> None:
-        """Look again with the next message: a broadcast has come that revokes something."""
-        _heard[self._streams_of] += 1
-
-    def lag(self) -> float | None:
-        """Return the time from the confirm of a record until it is read here, in seconds.
-
-        This appends a marker to both streams and returns the longer of the two times.
-
-        :returns: None if the streams are not read, this user may not write to them, or the broker
-            has lately blocked publishers.
-        """
-        self.catch_up()
-        return self._read_to_marker()
-
-    def _read_to_marker(self) -> float | None:
-        channel = self._channel
-        if not (self.is_reading and self._can_mark) or channel is None:
-            return None
-        if alarms.is_recent(self._connection):
-            return None
-        marker = json.dumps({"marker": secrets.token_hex(8)})
-        with self._buffer.closed(_ASKED_FOR):
-            channel.expect(marker.encode())
-            try:
-                marked = self._append(marker, self._streams)
-            except AccessRefused:
-                self._can_mark = False
-                return None
-            confirmed = time.monotonic()
-            channel.read_until(len(marked), confirmed + PATIENCE)
-            # Otherwise one of the streams is not read any more.
-            return time.monotonic() - confirmed if channel.markers >= len(marked) else None
-
-    def verdict(self, properties: Mapping[str, Any]) -> Verdict | None:
-        """Return what happens to a message that arrives; None if it passes."""
-        headers = properties.get(HEADERS)
-        if headers and self._can_read and not self.is_reading and _may_be_amended(headers):
-            # The first amendment, after this began to consume, may have created the streams.
-            self.look(headers)
-        if not self.memory:
-            return None
-        channel = self._channel
-        if channel is not None:
-            if channel.backlog >= PREFETCH:
-                self._read_what_was_held_back(channel)
-            channel.is_alone = False
-        now = time.time_ns() // 1_000_000
-        if self.memory.awaits_record(properties, now):
-            # It was published an instant ago, and may have been cancelled since.
-            self._read_on(lambda: not self.memory.awaits_record(properties, now))
-            now = time.time_ns() // 1_000_000
-        return self.memory.judge(properties, now)
-
-    def _read_what_was_held_back(self, channel: AmendmentChannel) -> None:
-        """Read all records, after so many that the broker may have waited for their acks.
-
-        While a program is busy with a message, nothing reads the records.
-        """
-        try:
-            if self._read_to_marker() is None:
-                self._read_on(lambda: not self._open().is_busy(_QUIET))
-        except (amqp.ChannelError, BinaryDelayError) as exc:
-            self._leave()
-            self._put_off(str(exc))
-        channel.backlog = 0
-
-    def _read_on(self, is_enough: Callable[[], bool]) -> None:
-        """Read until ``is_enough``, or for a second."""
-        end = time.monotonic() + _AWAITED
-        with self._buffer.closed(_ASKED_FOR):
-            while self.is_reading and not is_enough() and (left := end - time.monotonic()) > 0:
-                self._open().is_busy(left)
-
-    def _begin_and_wait(self, since: float) -> None:
-        """Catch up; repeat that for a while from then on if the node is just starting."""
-        while True:
-            try:
-                self._begin_to_read(since)
-            except BaseException as exc:
-                # Reading on after a failure, or an interrupt, would read each record twice.
-                self._leave()
-                if time.monotonic() > since + _start_behind(exc):
-                    raise
-                time.sleep(0.2)
-            else:
-                return
-
-    def _begin_to_read(self, since: float) -> None:
-        with self._buffer.closed(_ASKED_FOR):
-            marker, ends = "", []  # type: str, list[tuple[int, bytes]]
-            try:
-                marker, streams = self._mark_all(since)
-                if not streams:
-                    return
-            except (AccessRefused, BlockedError) as exc:
-                # No marker may be appended.
-                self._can_mark = isinstance(exc, BlockedError)
-                pause = alarms.PAUSE if self._can_mark else _LOOK_AGAIN
-                self._looked = time.monotonic() + pause
-                # It may still read one of them.
-                self._leave()
-                streams = self._streams
-                try:
-                    ends = self._find_ends()
-                except NotFound as exc:
-                    if is_deleted(exc):
-                        return
-                    raise
-            channel = self._open()
-            # What was read before counts until everything is read again.
-            channel.begin(Memory(self.max_age), self._exchange, marker.encode(), ends)
-            channel.read(streams, self._cancelled)
-            channel.read_until(len(streams) if marker else len(ends))
-            channel.has_caught_up()
-            channel.memory.inherit(self.memory, time.time_ns() // 1_000_000)
-            self.memory = channel.memory
-
-    def _find_ends(self) -> list[tuple[int, bytes]]:
-        """Return the offset and the body of the last record of each stream that has one."""
-        self._check_open()
-        channel = EndChannel(self._connection, auto_decode=False)
-        channel.open()
-        try:
-            channel.read(self._streams, lambda _: None, "last")
-            end = time.monotonic() + _LOOK_FOR_ENDS
-            while time.monotonic() < end and channel.is_busy():
-                pass
-        finally:
-            if channel.is_open:
-                channel.leave()
-        return list(channel.ends.values())
-
-    def _mark_all(self, since: float) -> tuple[str, list[str]]:
-        """Append a marker to the streams; return it, and the streams to read.
-
-        :param since: from when on to wait for streams that exist: a broker that has just started
-            needs a moment to make them available.
-        """
-        while True:
-            marker = json.dumps({"marker": secrets.token_hex(8)})
-            streams = self._mark(marker)
-            missing = [each for each in self._streams if each not in (*streams, *self._being_read)]
-            if not missing:
-                self._are_missing, self._away = False, math.inf
-                return marker, streams
-            now = time.monotonic()
-            if not self._are_missing and now <= self._away + _START:
-                self._are_missing = not any(map(self._exists, missing))
-                self._away = min(self._away, now)
-            if self._are_missing:
-                return marker, streams
-            if now > self._away + _START:
-                self._warn(
-                    f"RabbitMQ has not started {' and '.join(missing)}; "
-                    f"see that the node that has them runs"
-                )
-                return marker, streams
-            if since == float("-inf"):
-                return marker, streams
-            time.sleep(0.2)
-
-    @property
-    def _being_read(self) -> list[str]:
-        return self._channel.streams if self._channel is not None else []
-
-    def _exists(self, stream: str) -> bool:
-        """Whether a stream exists, available or not; False if this user may not ask."""
-        with suppress(TopologyError), self._executor.channel(_ASKED_FOR) as channel:
-            try:
-                channel.queue_declare(stream, passive=True)
-            except NotFound as exc:
-                return not is_deleted(exc)
-            return True
-        return False
-
-    @property
-    def _streams_of(self) -> tuple[str, str, str]:
-        return self._connection.host, self._connection.virtual_host, self._exchange
-
-    def _mark(self, marker: str) -> list[str]:
-        """Append a marker to the streams that are not being read; return the streams to read now.
-
-        There are none if all existing streams are being read already.
-
-        :raises BlockedError: if the broker has recently blocked publishers.
-        """
-        if alarms.is_recent(self._connection):
-            raise BlockedError
-        channel = self._open()
-        read = channel.streams
-        missing = [each for each in self._streams if each not in read]
-        found = self._append(marker, missing)
-        if not found or not read:
-            return found
-        # A stream exists again: read all from the beginning, up to a marker in each.
-        self._append(marker, read)
-        self._leave()
-        return self._streams
-
-    def _append(self, marker: str, streams: list[str]) -> list[str]:
-        """Append a marker to streams; return those that exist."""
-        channel = self._open()
-        for stream in streams:
-            channel.send(marker, "", stream)
-        try:
-            missing = {stream for stream, _ in channel.wait_for_confirms(or_blocked=True)}
-        except ResourceError:
-            now = time.monotonic()
-            _lost[self._streams_of] = (_lost.get(self._streams_of, (now, now))[0], now)
-            raise
-        _lost.pop(self._streams_of, None)
-        return [each for each in streams if each not in missing]
-
-    def _cancelled(self, tag: str) -> None:
-        """Check the streams again with the next message: one was deleted, or its node stopped."""
-        self._looked = float("-inf")
-        channel = self._channel
-        if channel is not None and not channel.goes_on_without(tag):
-            self._leave()
-
-    def _leave(self) -> None:
-        """Close the channel without waiting; the next use opens another one."""
-        channel, self._channel = self._channel, None
-        if channel is not None and channel.is_open:
-            channel.leave()
-
-    # -- the channel ---------------------------------------------------------------------------
-
-    def _open(self) -> AmendmentChannel:
+    def _open(self) -> RecordChannel:
         if self._channel is None or not self._channel.is_open:
             self._check_open()
-            channel = AmendmentChannel(self._connection, auto_decode=False)
+            channel = RecordChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()
             self._channel = channel
@@ -772,11 +384,3 @@ class Amendments:
     def _check_open(self) -> None:
         if self._connection.channels is None:
             raise RecoverableConnectionError("the connection is closed")
-
-    def _put_off(self, reason: str) -> None:
-        self._looked = max(self._looked, time.monotonic() + _LOOK_AGAIN)
-        self._warn(f"{reason}; it is tried again in {_LOOK_AGAIN:g} s")
-
-    @staticmethod
-    def _warn(reason: str) -> None:
-        _warnings.warn(f"amendments are not read, so cancelled messages run: {reason}")

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.operate import (
     Amended,
     Count,
@@ -32,7 +33,7 @@ from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
 from .status_screen import status
-from .words import ahead, exact, moment, place
+from .words import from_now, moment, place
 
 __all__ = ["console", "cropped", "status", "watch"]
 
@@ -53,8 +54,8 @@ def explanation(value: Explanation) -> RenderableType:
     facts.add_column(overflow="fold")
     facts.add_row(
         "delay",
-        exact(value.delay)
-        + ("" if value.asked == value.delay else f", rounded up from {exact(value.asked)}"),
+        human(value.delay)
+        + ("" if value.asked == value.delay else f", rounded up from {value.asked:.15g} ms"),
     )
     facts.add_row("ladder", value.ladder)
     facts.add_row("in bits", _digits(value))
@@ -64,11 +65,12 @@ def explanation(value: Explanation) -> RenderableType:
     way = Table(box=None, header_style="dim", pad_edge=False)
     way.add_column("waits", justify="right", no_wrap=True, style="bold cyan")
     way.add_column("in the queue", overflow="fold")
-    for name in ("from", "until"):
+    for name in ("from, s", "until, s"):
         way.add_column(name, justify="right", no_wrap=True, style="dim")
     for stay in value.stays:
+        wait = stay.ends - stay.begins
         way.add_row(
-            exact(stay.ends - stay.begins), stay.queue, exact(stay.begins), exact(stay.ends)
+            human(wait), stay.queue, *(f"{at / 1000:.10g}" for at in (stay.begins, stay.ends))
         )
     end = Text(f"arrives at {place(value.destination)}", style="bold green")
     stays: list[RenderableType] = ["", way] if value.stays else []
@@ -80,7 +82,7 @@ def _digits(value: Explanation) -> Text:
     for digit, weight in zip(value.digits, value.weights, strict=True):
         waits = "1" in digit
         text.append(digit, style="bold cyan" if waits else "dim")
-        text.append(f"\N{MULTIPLICATION SIGN}{exact(weight)} ", style="" if waits else "dim")
+        text.append(f"\N{MULTIPLICATION SIGN}{human(weight)} ", style="" if waits else "dim")
     return text
 
 
@@ -108,7 +110,7 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
     for each in value:
         table.add_row(
             moment(each.due, zone=False),
-            Text(ahead(each.due), style="cyan"),
+            Text(from_now(each.due), style="cyan"),
             Text(plain(each.id or "-"), style="bold"),
             plain(each.call),
             plain(each.queue),
@@ -125,7 +127,7 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
         tail = Text(f"   for {plain(each.queue)}{retries}", "dim")
         head = Text.assemble(
             moment(each.due),
-            (f"  {ahead(each.due):8}", "cyan"),
+            (f"  {from_now(each.due):10}", "cyan"),
             (f"  {plain(each.id or '-')}", "bold"),
         )
         rest = Text(f"  {plain(each.call)}")
@@ -186,7 +188,7 @@ def story(value: Story) -> RenderableType:
         facts.add_row(plain(event.kind), plain(", ".join(words)))
     if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
-        facts.add_row("leaves", f"{moment(task.due)}, {ahead(task.due)}")
+        facts.add_row("leaves", f"{moment(task.due)}, {from_now(task.due)}")
     state = Text(f"It {value.words}", style="bold")
     source = Text(f", by the {value.source}.", style="dim")
     return Group(facts, Text.assemble(state, source), *_notes(value.unseen))

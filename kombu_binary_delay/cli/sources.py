@@ -118,8 +118,8 @@ class Place:
         """Return what applies the amendments; None, with a warning, if they cannot be read."""
         try:
             judge = operate.judge_of(self._amending)
-            amendments = self._amending.connection.delay_mechanism.amendments
-            if amendments.is_reading:
+            reader = self._amending.connection.delay_mechanism.amendments.reader
+            if reader.is_reading:
                 return judge
             with Probe(self._amending) as probe:
                 if not probe.has_stream(stream_name(self._namespace, IDS)):

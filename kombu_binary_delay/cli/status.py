@@ -34,9 +34,7 @@ _HISTORY = 60  # looks
     stuck, parked messages. What waits is counted at this moment; rates, and what is leaving, are up
     to ten seconds old.
 
-    'amendments' counts what was cancelled, rescheduled or superseded and still counts, and its lag
-    is how long a cancellation takes to be known. To measure it, status appends a record that
-    changes nothing.
+    'amendments' counts what was cancelled, rescheduled or superseded and still counts.
 
     Ends with 1 where something is wrong, or with --destinations could not be read. With --watch
     --json, prints one line of JSON a look.

@@ -8,16 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.operate import LadderStatus, Status, Waiting
 from kombu_binary_delay.operate.text import plain
 
 from .console import console, cropped, hanging
-from .words import moment, short
+from .words import moment
 
-_HORIZONS = ("1s", 1_000), ("1m", 60_000), ("1h", 3_600_000), ("1d", 86_400_000)
+_HORIZONS = 1_000, 60_000, 3_600_000, 86_400_000  # ms
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
-_SLOW = 1000  # milliseconds; more than that is no longer the network
 _DIRECT = 5  # lines for queues of one delay
 
 History = Sequence[tuple[float, float]]
@@ -60,11 +60,9 @@ def _summary(value: Status) -> Text:
         (f"{value.relays:,}", ""),
     ]
     if value.amendments is not None:
-        active, lag = value.amendments.active, value.amendments.lag
+        active = value.amendments.active
         parts.append(("   amendments ", "dim"))
         parts.append(("not readable", "yellow") if active is None else (f"{active:,}", ""))
-        if lag is not None:
-            parts.append((f" (lag {lag:,.1f} ms)", "bold red" if lag > _SLOW else "dim"))
     return _one_line(*parts)
 
 
@@ -131,7 +129,7 @@ def _levels(ladder: LadderStatus) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("left after", justify="right", no_wrap=True)
     figures = sum(max(7, len(f"{most:,}")) + 2 for _ in table.columns[2:-1])
-    room = max(min(console().width - figures - 30, 40), 0)
+    room = max(min(console().width - figures - 36, 40), 0)
     if room:
         table.add_column("", no_wrap=True)
     for level, row in shown.items():
@@ -159,7 +157,7 @@ def _level(
 ) -> Iterator[RenderableType]:
     style = "red" if any(each.trouble for each in row) else ""
     yield Text(name, style=style)
-    yield Text(short(min(each.wait for each in row)), style="dim")
+    yield Text(human(min(each.wait for each in row)), style="dim")
     if columns in (2, 3):
         for column in range(columns):
             count = row[column].messages if column < len(row) and name != "direct" else None
@@ -169,7 +167,7 @@ def _level(
         held = sum(each.leaving for each in row)
         yield Text(f"{held:,}", style=style if held else "dim")
     latest = max((each.latest for each in row if each.messages), default=0)
-    yield Text(short(latest) if latest else "", style="dim")
+    yield Text(human(latest) if latest else "", style="dim")
     if room:
         yield Text(_bar(_sum(row), most, room), style=style or "cyan")
 
@@ -188,12 +186,12 @@ def _bar(count: int, most: int, room: int) -> str:
 def _forecast(ladder: LadderStatus) -> Table:
     """Draw how many leave within a second, a minute and so on, up to when all have left."""
     longest = max(each.latest for each in ladder.queues if each.messages)
-    horizons = [each for each in _HORIZONS if each[1] < longest] + [(short(longest), longest)]
+    horizons = [horizon for horizon in _HORIZONS if horizon < longest] + [longest]
     table = _table()
     table.add_column("leave within", style="dim", no_wrap=True)
-    for name, _ in horizons:
-        table.add_column(name, justify="right", no_wrap=True)
-    figures = [ladder.within(horizon) for _, horizon in horizons]
+    for horizon in horizons:
+        table.add_column(human(horizon), justify="right", no_wrap=True)
+    figures = [ladder.within(horizon) for horizon in horizons]
     table.add_row("surely", *(f"{surely:,}" for surely, _ in figures))
     table.add_row("probably", *(f"{probably:,}" for _, probably in figures))
     return table

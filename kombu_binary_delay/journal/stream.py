@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import amqp
@@ -14,16 +14,15 @@ from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.ladder.parts import Part, Queue
 from kombu_binary_delay.ladder.topology import VERSION
 from kombu_binary_delay.ladder.versions import has_streams
-from kombu_binary_delay.routing.commands import Answer, Ensure, OutOfReachError
+from kombu_binary_delay.routing.commands import Answer, Ensure, Look
 from kombu_binary_delay.settings import STREAM, Settings
-from kombu_binary_delay.wire.executor import Executor, is_deleted, wait
+from kombu_binary_delay.wire import streams
+from kombu_binary_delay.wire.executor import Executor, wait
 
 from . import events
 
 _PURPOSE = "the journal"
-#: How long to wait for another program that declares the stream, or for a node that has just
-#: started to make it available, in seconds.
-_LOCK_TIMEOUT = 10
+_LOCK_TIMEOUT = streams.DECLARING
 
 
 def stream_name(namespace: str) -> str:
@@ -103,54 +102,29 @@ class Stream:
     def declare(self, patience: float | None = None) -> None:
         """Declare the stream, or look whether it is there if ``declare`` is ``"never"``; once.
 
-        If two programs declare it at once, one gets the answer before the stream has started, and
-        its publish would end the connection. So one declares it, and the others wait.
+        A stream that exists stays as it is, with the age that it was made with.
 
-        :param patience: how long to wait for them, in seconds; by default, for ten, or not at all
-            if that was in vain.
+        :param patience: how long to wait for others that declare it, in seconds; by default, for
+            ten, or not at all if that was in vain.
         :raises TopologyError: if the broker refuses, or another program or the node takes too long;
             or if the stream does not exist and the setting ``declare`` is ``"never"``.
         """
-        end = time.monotonic() + (self._patience if patience is None else patience)
-        self._patience = 0
-        while not (self.is_declared or self._is_made()):
-            if time.monotonic() > end:
-                raise TopologyError(
-                    f"another program declares {self.name}, or its node is starting or down"
-                )
-            time.sleep(0.1)
-        self.is_declared, self._patience = True, _LOCK_TIMEOUT
-
-    def _is_made(self) -> bool:
-        """Whether it can be published to, after it was declared if it does not exist.
-
-        A stream that exists stays as it is, with the age that it was made with.
-
-        :raises TopologyError: if it does not exist, and may not be declared.
-        """
-        with self._executor.channel(_PURPOSE) as channel:
-            try:
-                found = channel.queue_declare(self.name, passive=True)
-            except NotFound as exc:
-                if not is_deleted(exc):
-                    return False
-                found = None
-        if not self._may_declare:
-            if found is not None:
-                return True
+        if self.is_declared:
+            return
+        wait, self._patience = self._patience if patience is None else patience, 0
+        command: Ensure | Look = Look(queues=(self.name,))
+        if self._may_declare:
+            # With events, it has started.
+            lock = "" if self._has_events() else f"{self.name}.lock"
+            command = Ensure(self._part, _PURPOSE, lock=lock)
+        if streams.declare(self._executor, command, wait) is Answer.MISSING:
             raise TopologyError(
                 f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
                 f"with kombu-binary-delay create, with the setting journal {STREAM!r}"
             )
-        # With events, it has started. Else, the program that declares it holds the lock until then.
-        lock = "" if found is not None and found.message_count else f"{self.name}.lock"
-        return self._declare(lock)
+        self.is_declared, self._patience = True, _LOCK_TIMEOUT
 
-    def _declare(self, lock: str) -> bool:
-        """Declare the stream, unless another program does at the moment, under the lock."""
-        command = Ensure(self._part, _PURPOSE, lock=lock)
-        try:
-            return self._executor.do(command) is Answer.DONE
-        except OutOfReachError:
-            # Its node may be starting.
-            return False
+    def _has_events(self) -> bool:
+        with self._executor.channel(_PURPOSE) as channel, suppress(NotFound):
+            return bool(channel.queue_declare(self.name, passive=True).message_count)
+        return False

@@ -41,7 +41,8 @@ _TOO_LONG = 10**19
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 #: The end of a day as hour 24, which only Python 3.14 reads: an ``eta`` must mean the same to all.
-_HOUR_24 = re.compile("[Tt ]24")
+#: Any character may stand between the date and the time.
+_HOUR_24 = re.compile(r"[0-9]{4}(?:-[0-9]{2}-[0-9]{2}|-?W[0-9]{2}(?:-?[0-9])?|[0-9]{4}).24")
 
 
 def due_time(headers: Mapping[str, Any], now: int, name: str = "") -> int | None:
@@ -168,7 +169,7 @@ def _epoch_microseconds(eta: object) -> int:
 
 
 def _parse(eta: object) -> datetime:
-    if isinstance(eta, str) and not _HOUR_24.search(eta):
+    if isinstance(eta, str) and not _HOUR_24.match(eta):
         try:
             return datetime.fromisoformat(eta)
         except ValueError:

@@ -20,3 +20,11 @@ def human(milliseconds: float) -> str:
             digits = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
             return f"{digits} {'year' if digits == '1' and unit == 'years' else unit}"
     return f"{milliseconds / 1000:.10g} s"
+
+
+def ahead(milliseconds: float) -> str:
+    """Return how far from now a time is, to the second: "in 8 s", "now", "1.5 h ago"."""
+    rounded = round(milliseconds / 1000) * 1000
+    if not rounded:
+        return "now"
+    return f"in {human(rounded)}" if rounded > 0 else f"{human(-rounded)} ago"

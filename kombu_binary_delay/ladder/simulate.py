@@ -42,9 +42,10 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
     """
     exchanges = {each.name: each for each in part.exchanges}
     queues = {each.name: each for each in part.queues}
+    bindings = by_source(part.bindings)
     waits: list[Wait] = []
     while True:
-        reached = route_message(exchanges, part.bindings, exchange, [key])
+        reached = route_message(exchanges, bindings, exchange, [key])
         waiting = [
             (queues[name], wait)
             for name in reached
@@ -59,15 +60,24 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
         exchange = str(dict(queue.arguments)["x-dead-letter-exchange"])
 
 
+def by_source(bindings: Iterable[Binding]) -> dict[str, list[Binding]]:
+    """Return bindings by the exchange that they are from."""
+    grouped: dict[str, list[Binding]] = {}
+    for binding in bindings:
+        grouped.setdefault(binding.source, []).append(binding)
+    return grouped
+
+
 def route_message(
     exchanges: Mapping[str, Exchange],
-    bindings: Iterable[Binding],
+    bindings: Mapping[str, Iterable[Binding]],
     exchange: str,
     keys: Sequence[str],
     headers: Mapping[str, Any] | None = None,
 ) -> set[str]:
     """Return the queues that a message published to ``exchange`` reaches without waiting.
 
+    :param bindings: by their source, as :func:`by_source` returns them.
     :param keys: its routing keys; the alternate exchange is used if none of them matches.
     """
     reached: set[str] = set()
@@ -81,9 +91,8 @@ def route_message(
         kind = exchanges[name].type if name in exchanges else "direct"
         taken = [
             binding
-            for binding in bindings
-            if binding.source == name
-            and any(_matches(kind, binding, each, headers or {}) for each in keys)
+            for binding in bindings.get(name, ())
+            if any(_matches(kind, binding, key, headers or {}) for key in keys)
         ]
         reached.update(b.destination for b in taken if b.to_queue)
         ahead.extend(b.destination for b in taken if not b.to_queue)

@@ -88,7 +88,7 @@ def amend(
     if due is not None:
         _check_time(due)
     if action == CANCEL:
-        if not amendments.can_ride:
+        if not amendments.can_wait_on_ladder:
             amendments.require_remembered(latest, now, "a cancellation", _THOSE)
         for names, eta in _together(dues, now + amendments.max_age):
             until = max(amendments.kept_until(eta, now), until)

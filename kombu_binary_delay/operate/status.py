@@ -12,7 +12,6 @@ from typing import Any
 from amqp.exceptions import AccessRefused, RecoverableConnectionError
 
 from kombu_binary_delay.amendments.parts import IDS, stream_name
-from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.ladder.parts import Binding
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import QUEUE_TYPES, Topology
@@ -78,12 +77,9 @@ class AmendmentsStatus:
     """The amendments recorded for delayed messages.
 
     :param active: how many ids and keys have active amendments; None if they could not be read.
-    :param lag: time from the broker's confirm of a record until this program read it, in
-        milliseconds; None if it was not measured.
     """
 
     active: int | None
-    lag: float | None
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,8 @@ def status(
         values, such as rates, come from the management API and are up to ten seconds old.
     :param expected: the ladders in use, whose missing parts are reported; by default, ``topology``
         is in use, and missing parts are not reported.
-    :param amending: a connection by our transport, which reads the amendments and appends a marker
-        to their streams; if you reuse it, it reads them once. None does not read amendments.
+    :param amending: a connection by our transport, which reads the amendments; if you reuse it, it
+        reads them once. None does not read amendments.
     :raises UnreachableError: if the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)
@@ -190,17 +186,13 @@ def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
     namespace = Settings.from_transport_options(amending.transport_options).namespace
     if stream_name(namespace, IDS) not in snapshot.queues:
         return None
-    amendments = amending.connection.delay_mechanism.amendments
+    reader = amending.connection.delay_mechanism.amendments.reader
     try:
-        amendments.catch_up()
-        # If the broker refuses the marker, the reading ends too.
-        could_read = amendments.is_reading
-        lag = amendments.lag()
-    except (AmendmentError, RecoverableConnectionError):
-        # It does not answer, or has an alarm; the status is still shown.
-        return AmendmentsStatus(None, None)
-    active = len(amendments.memory) if could_read else None
-    return AmendmentsStatus(active, None if lag is None else round(lag * 1000, 3))
+        reader.refresh()
+    except RecoverableConnectionError:
+        # It does not answer; the status is still shown.
+        return AmendmentsStatus(None)
+    return AmendmentsStatus(len(reader.memory) if reader.is_reading else None)
 
 
 def ladder_of(topology: Topology, name: str) -> str | None:

@@ -17,7 +17,8 @@ _UNITS = {
     "d": 86_400_000,
     "w": 604_800_000,
 }
-_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ].+)?", re.ASCII)
+# Of all Pythons, only 3.14 and later read the end of a day as hour 24.
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ](?!24).+)?", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 
 

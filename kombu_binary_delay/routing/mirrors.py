@@ -135,7 +135,7 @@ class Mirrors:
             return
         if others:
             yield Unbind(others, command.what)
-            # Who has made it may have removed ours meanwhile: better two routes than none.
+            # Another program may have removed ours meanwhile: two routes are better than none.
             yield Ensure(Part(bindings=part.bindings), command.what, command.needs)
         known.existing.add(binding)
 

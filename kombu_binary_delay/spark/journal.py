@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -30,10 +27,9 @@ from pyspark.sql import types as t
 
 from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.ladder.envelope import HEADERS, OFFSET
-from kombu_binary_delay.wire.draining import drain
+from kombu_binary_delay.wire.deliveries import Delivery
 from kombu_binary_delay.wire.executor import is_deleted
-from kombu_binary_delay.wire.undecodable import take_undecodable
+from kombu_binary_delay.wire.streams import StreamError, pages
 
 from . import schema as s
 from .columns import instant
@@ -55,19 +51,8 @@ logger = logging.getLogger(__name__)
 Offset = dict[str, Any]
 
 FORMAT = "binary_delay_journal"
-_CONSUMER = "kombu-binary-delay"
-_PREFETCH = 2000
-_BATCH = 10_000
 #: The most events of a micro-batch, and of one Spark task of it.
 _TRIGGER, _SHARE = 1_000_000, 250_000
-#: How long to wait for an event that is known to be in the stream, in seconds.
-_PATIENCE = 60.0
-#: How long to wait for the first event of a stream that exists, and for the next where there may
-#: be none, in seconds. How many it holds, RabbitMQ says some seconds later.
-_FIRST, _NEXT = 10.0, 1.0
-#: How long to look at the end of a stream that is being written to, in seconds: then until nothing
-#: is there at once, and at the very most.
-_GLANCE, _STARE = 3.0, 60.0
 _RAW = (
     "event string, id string, task string, retries int, exchange string, key string, "
     "due bigint, at bigint, ladder string, hops int, state string"
@@ -228,20 +213,14 @@ class _Stream:
     def end(self) -> int:
         """Return the offset after the last event now; 0 if there is no event."""
         last = -1
-        begun = time.monotonic()
-        with self.consume("last") as messages:
-            # Programs may write to it meanwhile.
-            for offset, _ in messages(wait=_NEXT, glance=_GLANCE):
-                last = offset
-                if time.monotonic() > begun + _STARE:
-                    break
+        for page in self._pages("last"):
+            last = page[-1].offset
         return last + 1
 
     def start(self) -> int:
         """Return the first offset that the stream still has."""
-        with self.consume("first") as messages:
-            for offset, _ in messages(wait=_NEXT):
-                return int(offset)
+        for page in self._pages("first"):
+            return page[0].offset
         return 0
 
     def begin(self, start: int, end: int, last: str | None = None) -> int:
@@ -279,11 +258,11 @@ class _Stream:
 
     def _next(self, offset: int) -> tuple[int | None, str | bytes]:
         """Return the first event from an offset on, with its own; None and nothing without one."""
-        with self.consume(offset) as messages:
-            for found, body in messages(wait=_NEXT):
+        for page in self._pages(offset, until=offset):
+            for event in page:
                 # RabbitMQ sends whole chunks: the first may begin before the offset.
-                if found >= offset:
-                    return found, body
+                if event.offset >= offset:
+                    return event.offset, event.body
         return None, b""
 
     def _check_loss(self, start: int, first: int) -> None:
@@ -303,32 +282,24 @@ class _Stream:
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the events in a range of offsets, in batches."""
-        held: list[tuple[int, str | bytes]] = []
-        if start >= end:
-            return
-        with self.consume(start) as messages:
-            reached = False
-            for offset, body in messages(wait=_PATIENCE):
-                if offset > start and not reached:
-                    # Its retention may have passed since the read was planned.
-                    self._check_loss(start, self.start())
-                reached = True
-                # RabbitMQ sends whole chunks: the first may begin before the offset.
-                if start <= offset < end:
-                    held.append((offset, body))
-                if len(held) >= _BATCH:
-                    yield self._batch(held)
-                    held = []
-                if offset >= end - 1:
-                    break
-            else:
-                raise RuntimeError(
-                    f"the stream {self.queue} gave nothing for {_PATIENCE:g} s before the offset "
-                    f"{end}: the broker is away, or the stream has been deleted, or cut by its "
-                    f"retention, since the read began; read it again"
-                )
-        if held:
-            yield self._batch(held)
+        last = -1
+        for page in self._pages(start, until=end - 1) if start < end else ():
+            if last < 0 and page[0].offset > start:
+                # Its retention may have passed since the read was planned.
+                self._check_loss(start, self.start())
+            last = page[-1].offset
+            # RabbitMQ sends whole chunks: the first may begin before the offset.
+            events = [(event.offset, event.body) for event in page if start <= event.offset < end]
+            if events:
+                yield self._batch(events)
+            if last >= end - 1:
+                return
+        if start < end:
+            raise RuntimeError(
+                f"the stream {self.queue} has given nothing for long before the offset {end}: the "
+                f"broker is away, or the stream has been deleted, or cut by its retention, since "
+                f"the read began; read it again"
+            )
 
     def _batch(self, events: list[tuple[int, str | bytes]]) -> pa.RecordBatch:
         """Return a batch of all readable events: any program may have written to the stream."""
@@ -354,68 +325,24 @@ class _Stream:
             return False
         return True
 
-    def _has_gone(self, _: str) -> None:
-        raise RuntimeError(
-            f"the stream {self.queue} has been deleted, or its node has stopped, since the read "
-            f"began; read it again"
-        )
-
-    @contextmanager
-    def consume(self, offset: int | str) -> Iterator[Any]:
-        """Yield an iterator of offset and body, which ends when nothing has arrived for a while."""
-        received: list[Any] = []
+    def _pages(self, begin: int | str, until: int | None = None) -> Iterator[list[Delivery]]:
+        """Yield the events that the stream has; see :func:`~..wire.streams.pages`."""
         url, tls = for_kombus_transport(self.options["broker"])
         with kombu.Connection(url, ssl=tls) as connection:
-            channel = connection.default_channel
-            take_undecodable(channel)
-            # A stream takes no consumer without a prefetch limit.
-            channel.basic_qos(0, _PREFETCH, a_global=False)
-
-            def messages(wait: float, glance: float = math.inf) -> Iterator[tuple[int, str]]:
-                try:
-                    held = channel.queue_declare(self.queue, passive=True).message_count
-                    channel.basic_consume(
-                        self.queue,
-                        _CONSUMER,
-                        callback=received.append,
-                        arguments={OFFSET: offset},
-                        on_cancel=self._has_gone,
-                    )
-                except NotFound as exc:
-                    if not is_deleted(exc):
-                        raise RuntimeError(
-                            f"the stream {self.queue} cannot be read now, since its node has "
-                            f"stopped or is just starting; try again later"
-                        ) from None
-                    # No program has written to it yet.
-                    return
-                # A busy broker may take longer for the first event than between two events.
-                quiet = time.monotonic() + (_PATIENCE if held else max(_FIRST, wait))
-                hasty = math.inf
-                while True:
-                    # What has arrived while this process was suspended is taken first.
-                    is_hasty = time.monotonic() > hasty
-                    try:
-                        drain(connection.connection, 0.01 if is_hasty else 0.2)
-                    except TimeoutError:
-                        if is_hasty or time.monotonic() >= quiet:
-                            return
-                    taken, received[:] = list(received), []
-                    if not taken:
-                        continue
-                    quiet = time.monotonic() + wait
-                    hasty = min(hasty, time.monotonic() + glance)
-                    for message in taken:
-                        headers = message.properties.get(HEADERS) or {}
-                        yield headers[OFFSET], message.body
-                    channel.basic_ack(taken[-1].delivery_tag, multiple=True)
-
             try:
-                yield messages
-            finally:
-                # Deliveries under way would cause warnings while the channel closes.
-                if _CONSUMER in channel.callbacks:
-                    channel.basic_cancel(_CONSUMER)
+                yield from pages(connection.connection, self.queue, begin, until)
+            except NotFound as exc:
+                # Else no program has written to it yet.
+                if not is_deleted(exc):
+                    raise RuntimeError(
+                        f"the stream {self.queue} cannot be read now, since its node has stopped "
+                        f"or is just starting; try again later"
+                    ) from None
+            except StreamError as exc:
+                raise RuntimeError(
+                    f"the stream {self.queue} has been deleted, or its node has stopped, since the "
+                    f"read began; read it again: {exc}"
+                ) from None
 
 
 def _number(options: dict[str, str], name: str, default: int, least: int = 1) -> int:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kombu_binary_delay import operate
+from kombu_binary_delay.ladder.durations import ahead, human
 from kombu_binary_delay.operate.text import plain
 
 from .index import exactly
@@ -28,28 +29,6 @@ def moment(milliseconds: float | None) -> Markup | str:
         return f"{milliseconds} ms since 1970"
     written = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{} UTC</time>').format(written, f"{at:%Y-%m-%d %H:%M:%S}")
-
-
-def short(milliseconds: float) -> str:
-    """Return a duration in its two largest units."""
-    if milliseconds < 1000:
-        return f"{round(milliseconds)} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:.3g} s"
-    left, words = int(milliseconds) // 1000, []
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
-        if left >= size:
-            words.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(words[:2])
-
-
-def ahead(milliseconds: float) -> str:
-    """Return how far from now a time since the epoch is, as text."""
-    left = milliseconds - time.time() * 1000
-    if abs(left) < 1000:
-        return "now"
-    return f"in {short(left)}" if left > 0 else f"{short(-left)} ago"
 
 
 @dataclass(frozen=True)
@@ -96,8 +75,8 @@ def environment() -> Environment:
     )
     filters: dict[str, Any] = {
         "moment": moment,
-        "short": short,
-        "ahead": ahead,
+        "human": human,
+        "ahead": lambda due: ahead(due - time.time() * 1000),
         "visible": plain,
         "exactly": exactly,
         "count": lambda number: f"{number:,}",

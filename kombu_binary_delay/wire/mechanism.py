@@ -31,7 +31,8 @@ class Mechanism:
     @property
     def holding(self) -> list[Any]:
         """Return the parts that may hold something in an alarm of the broker."""
-        return [each for each in (self.amendments, self.journal) if each is not None]
+        held = [] if self.amendments is None else [self.amendments.held]
+        return held if self.journal is None else [*held, self.journal]
 
 
 def mechanism_of(connection: Any) -> Mechanism | None:

@@ -37,7 +37,7 @@ def read_and_consume(state: Any, queues: list[str]) -> dict[str, str]:
         mechanism = mechanism_of(consumer.connection.connection)
         if mechanism is not None:
             # It reads up to a marker that it appends itself.
-            mechanism.amendments.lag()
+            mechanism.amendments.reader.refresh()
         for queue in queues:
             consumer.add_task_queue(queue)
 

@@ -14,7 +14,6 @@ import pytest
 from kombu import Connection
 
 from kombu_binary_delay import Settings, transport
-from kombu_binary_delay.amendments import channel, stream
 from kombu_binary_delay.routing.knowledge import Shared
 from kombu_binary_delay.wire import alarms
 from tests.waits import PATIENCE
@@ -97,19 +96,6 @@ def _no_alarm_before(monkeypatch):
 def _each_connection_is_a_program(monkeypatch):
     """A connection of a test stands for a program of its own: it relies on no other."""
     monkeypatch.setattr(transport, "_shared", lambda *_: Shared())
-
-
-@pytest.fixture
-def finds_ends(monkeypatch):
-    """Without a marker, the last records are looked for, however slow the first is to come."""
-
-    def is_busy(records):
-        while not records.ends:
-            records.wait_for_next(PATIENCE)
-        return channel.AmendmentChannel.is_busy(records)
-
-    monkeypatch.setattr(channel.EndChannel, "is_busy", is_busy)
-    monkeypatch.setattr(stream, "_LOOK_FOR_ENDS", PATIENCE)
 
 
 @pytest.fixture

@@ -33,8 +33,7 @@ from kombu_binary_delay import (
     replace,
     reschedule,
 )
-from kombu_binary_delay.amendments import bulk, channel, door, memory, parts, stream
-from kombu_binary_delay.amendments.channel import PREFETCH
+from kombu_binary_delay.amendments import door, memory, parts, reading, stream
 from kombu_binary_delay.amendments.record import (
     GENERATION,
     KEY,
@@ -47,7 +46,8 @@ from kombu_binary_delay.amendments.record import (
     to_line,
 )
 from kombu_binary_delay.publishing import Outcome
-from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire import alarms, deliveries
+from kombu_binary_delay.wire.streams import PREFETCH, StreamChannel
 from tests.raw_messages import RAW, RawMessage
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
@@ -111,6 +111,11 @@ def first_record(connection, such=lambda _: True):
     return found[0]
 
 
+def names_something(message):
+    """Whether it is no record of those that whoever makes the streams writes into them."""
+    return json.loads(message.body).get("cancel") != []
+
+
 def cancel_ahead(name, seconds, connection):
     """Cancel what is due then, in no time: how far ahead that is does not depend on the machine."""
     now = time.time_ns()
@@ -141,13 +146,13 @@ def names_of_streams():
 def notice_deletion(connection):
     """Wait until the broker's word has come that a stream is gone."""
     amendments = connection.connection.delay_mechanism.amendments
-    drain_until(connection, lambda: not amendments.is_reading)
+    drain_until(connection, lambda: not amendments.reader.is_reading)
 
 
 def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
     consumer, publisher, collect, dropped, monkeypatch
 ):
-    monkeypatch.setattr(stream, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(reading, "LOOK_AGAIN", 0.0)
     publish(publisher, "first", delay=1)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["first"]
     publish(publisher, "cancelled")
@@ -163,15 +168,15 @@ def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Which amendments of a connection have asked whether there are streams, each time."""
-    marked, asked = stream.Amendments._mark_all, []  # noqa: SLF001 - each call of it asks
+    """Which reader has asked whether there are streams, each time."""
+    begin, asked = reading.Reader._begin, []  # noqa: SLF001 - each call of it asks
 
-    def mark_all(amendments, since):
-        asked.append(amendments)
-        return marked(amendments, since)
+    def begin_and_note(reader):
+        asked.append(reader)
+        begin(reader)
 
-    monkeypatch.setattr(stream.Amendments, "_mark_all", mark_all)
-    monkeypatch.setattr(stream, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(reading.Reader, "_begin", begin_and_note)
+    monkeypatch.setattr(reading, "_LOOK_EVERY", 0.0)
     return asked
 
 
@@ -188,7 +193,7 @@ def test_a_consumer_asks_rarely_for_streams_that_are_not_there_and_at_once_when_
             publish(publisher, each, delay=1)
             drain_until(consumer, partial(got.__contains__, each))
         workers(connect())._broadcast("ping")  # noqa: SLF001 - as Celery's control does
-        assert asked == [consumer.connection.delay_mechanism.amendments]
+        assert asked == [consumer.connection.delay_mechanism.amendments.reader]
 
         publish(publisher, "gone", delay=2000)
         if news == "a generation":
@@ -197,7 +202,7 @@ def test_a_consumer_asks_rarely_for_streams_that_are_not_there_and_at_once_when_
             workers(connect())._broadcast("revoke", {"task_id": "gone"})  # noqa: SLF001
             publish(publisher, "last", delay=2000)
             # By the number of broadcasts that came.
-            drain_until(hearing, lambda: stream._heard[asked[0]._streams_of])  # noqa: SLF001
+            drain_until(hearing, lambda: reading._heard[asked[0]._place])  # noqa: SLF001
         drain_until(consumer, lambda: "last" in got)
 
     assert len(asked) == 2
@@ -261,8 +266,7 @@ def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
     publish(publisher, "cancelled")
     publish(publisher, "kept")
     ride("cancelled", 3, forgetful)
-    wait_until(lambda: records_in_stream(publisher))
-    assert parts.ENTERED in first_record(publisher).headers, "it was not on the ladder"
+    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
     assert remembered(consumer) == 1
@@ -276,7 +280,7 @@ def test_a_cancellation_far_ahead_is_there_at_once_and_again_before_the_last(
     monkeypatch.setattr(stream, "LEAD", 500)
     cancel_ahead(names, 2, publisher)
     assert parts.ENTERED not in (first_record(publisher).headers or {})
-    wait_until(lambda: records_in_stream(publisher) == 2)
+    wait_until(lambda: records_in_stream(publisher) == 3)
     first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
 
 
@@ -332,7 +336,7 @@ def test_who_may_write_to_the_levels_and_the_default_exchange_cannot_amend(  # n
                 to_line(record), application_headers=forged, message_id=message_id
             )
             rogue.basic_publish(message, exchange, key)
-    wait_until(lambda: records_in_stream(publisher) == 2 + len(names) * 6)
+    wait_until(lambda: records_in_stream(publisher) == 3 + len(names) * 6)
 
     assert sorted(bodies(collect(consumer, [QUEUE], len(names)))) == sorted(names)
 
@@ -351,12 +355,12 @@ def test_what_is_no_record_stops_nobody(consumer, publisher, collect, body):
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
 
-@pytest.fixture(params=["in bulk", "singly", "without a marker"])
+@pytest.fixture(params=["in bulk", "singly", "by who may only read"])
 def reader(request, connect, user, monkeypatch):
     """Connect a consumer that reads the streams in one of three ways."""
     if request.param == "singly":
-        monkeypatch.setattr(bulk, "is_possible", lambda _: False)
-    url = user(write="^(?!amq.default)") if request.param == "without a marker" else None
+        monkeypatch.setattr(deliveries, "is_possible", lambda _: False)
+    url = user(write="^(?!amq.default)") if request.param == "by who may only read" else None
     return lambda: connect(url=url)
 
 
@@ -381,7 +385,7 @@ def test_what_cannot_be_decoded_in_a_stream_stops_nobody(connect, publisher, col
         publish(publisher, f"kept {number}")
         cancel(f"cancelled {number}", connection=publisher)
         assert bodies(collect(consumer, [QUEUE], 1)) == [f"kept {number}"]
-        assert consumer.connection.delay_mechanism.amendments.is_reading
+        assert consumer.connection.delay_mechanism.amendments.reader.is_reading
         put_there()
 
 
@@ -438,58 +442,43 @@ def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     for name in names_of_streams():
         vhost.broker.api("DELETE", f"queues/{vhost.name}/{name}")
 
-    monkeypatch.setattr(stream, "_START", 3600.0)
+    monkeypatch.setattr(reading, "_START", 3600.0)
     publish(publisher, "kept", delay=1)
     assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
 
 
-@pytest.fixture(params=["a marker", "no marker"])
-def question(request, monkeypatch):
-    """What a consumer that may append a marker, or none, asks; and what happens after that."""
-    name = "_exists" if request.param == "a marker" else "_find_ends"
-    # The ends are asked for again until the streams are there.
-    question: Any = SimpleNamespace(count=0, least=1 if name == "_exists" else 2, then=None)
-    ask = getattr(stream.Amendments, name)
-
-    def ask_then(*args):
-        question.count += 1
-        try:
-            return ask(*args)
-        finally:
-            if question.count == 1:
-                question.then()
-
-    def block(*_):
-        raise channel.BlockedError
-
-    monkeypatch.setattr(stream.Amendments, name, ask_then)
-    if name == "_find_ends":
-        monkeypatch.setattr(stream.Amendments, "_mark_all", block)
-    monkeypatch.setattr(stream, "_START", PATIENCE)
-    return question
-
-
 @pytest.mark.own_broker
 def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
-    vhost, connect, publisher, collect, question
+    vhost, connect, publisher, collect, monkeypatch
 ):
     cancel("cancelled", connection=publisher)
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept", delay=1)
     wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
-    question.then = take_away(vhost, *names_of_streams())
+    bring_back: list[Any] = [take_away(vhost, *names_of_streams())]
+    ask = reading.Reader._existing  # noqa: SLF001 - it asks which streams there are
+
+    def ask_then_bring_back(reader):
+        try:
+            return ask(reader)
+        finally:
+            if bring_back:
+                bring_back.pop()()
+
+    monkeypatch.setattr(reading.Reader, "_existing", ask_then_bring_back)
+    monkeypatch.setattr(reading, "_START", PATIENCE)
 
     assert bodies(collect(connect(), [QUEUE], 1)) == ["kept"]
-    assert question.count >= question.least
+    assert not bring_back
 
 
 @pytest.mark.own_broker
 def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_later(  # noqa: PLR0913, PLR0917 - fixtures
     vhost, connect, publisher, collect, monkeypatch, caplog
 ):
-    monkeypatch.setattr(stream, "_START", 0.5)
-    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
+    monkeypatch.setattr(reading, "_START", 0.5)
+    reading._warnings.clear()  # noqa: SLF001 - another test may have been warned
     cancel("cancelled", connection=publisher)
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "kept", delay=1)
@@ -501,7 +490,7 @@ def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_late
     assert caplog.text.count(words) == 1
 
     bring_back()
-    monkeypatch.setattr(stream, "_LOOK_EVERY", -stream._LOOK_AGAIN)  # noqa: SLF001
+    monkeypatch.setattr(reading, "_LOOK_EVERY", -reading.LOOK_AGAIN)
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept too", delay=500)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept too"]
@@ -690,7 +679,7 @@ def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publi
     names = [f"{number}" for number in range(5000)]
     publisher.connection.delay_mechanism.amendments.write(Cancel((name,), now) for name in names)
     with monkeypatch.context() as patched:
-        patched.setattr(channel.AmendmentChannel, "read_until", interrupted)
+        patched.setattr(StreamChannel, "read_until", interrupted)
         with pytest.raises(KeyboardInterrupt):
             amendments.catch_up()
 
@@ -702,9 +691,9 @@ def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publi
         learn(self, record, *given, **options)
 
     monkeypatch.setattr(memory.Memory, "learn", learned)
-    amendments._looked = float("-inf")  # noqa: SLF001 - as a second later
+    amendments.reader._looked = float("-inf")  # noqa: SLF001 - as a second later
     amendments.catch_up()
-    assert amendments.lag() is not None
+    amendments.reader.refresh()
     assert [name for where, name in read if where is amendments.memory] == names
 
 
@@ -715,7 +704,7 @@ def interrupted(*_):
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
     connect, publisher, consumer, collect
 ):
-    names = [f"id-{each}" for each in range(3 * channel.PREFETCH)]
+    names = [f"id-{each}" for each in range(3 * PREFETCH)]
     now = time.time_ns() // 1_000_000
     publisher.connect()
     amendments = publisher.connection.delay_mechanism.amendments
@@ -1040,7 +1029,7 @@ def test_a_record_says_in_json_what_the_wire_format_says(vhost, publisher):
     begin = time.time_ns() // 1_000_000
     cancel(["a", "b"], connection=publisher)
     end = time.time_ns() // 1_000_000
-    written = json.loads(first_record(publisher).body)
+    written = json.loads(first_record(publisher, such=names_something).body)
     assert begin <= written.pop("at") <= end
     assert written == {"cancel": ["a", "b"]}
 
@@ -1289,9 +1278,17 @@ def test_priorities_and_expirations_are_kept_by_what_is_postponed(vhost, publish
     assert got == [("high", 9, None), ("between", 5, "600000"), ("low", 1, None)]
 
 
+def learn_of_an_alarm(consumer, monkeypatch, pause):
+    """Another connection of this process has been blocked: RabbitMQ tells nobody else.
+
+    It would not read the close of one that it blocks, and keep what that has not acknowledged.
+    """
+    host = consumer.connection.host
+    monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), pause)})
+
+
 @pytest.mark.own_broker
 @pytest.mark.slow
-@pytest.mark.usefixtures("finds_ends")
 def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     consumer, publisher, own_broker, monkeypatch
 ):
@@ -1308,6 +1305,7 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
         message.ack()
 
     with own_broker.alarm():
+        learn_of_an_alarm(consumer, monkeypatch, alarms.PAUSE)
         consume_until(consumer, QUEUE, take, lambda: arrived and time.time() > due - 10)
     # By another consumer: what the first has held is given back.
     consume_until(consumer, QUEUE, take, lambda: "postponed" in dict(arrived))
@@ -1315,10 +1313,9 @@ def test_what_is_postponed_is_not_early_while_the_broker_blocks_publishers(
     assert min(at for body, at in arrived if body == "postponed") >= due
 
 
-@pytest.mark.usefixtures("finds_ends")
 @pytest.mark.parametrize("options", [{"prefetch_count": 1}, {"no_ack": True}], ids=str)
-def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(
-    consumer, publisher, own_broker, options, caplog
+def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_delivered(  # noqa: PLR0913, PLR0917 - fixtures
+    consumer, publisher, own_broker, options, monkeypatch, caplog
 ):
     """The alarm may need the consumer to go on; and what is without acks would be lost."""
     arrived: list[str] = []
@@ -1332,6 +1329,7 @@ def test_where_nothing_can_be_held_while_the_broker_blocks_publishers_all_is_del
             message.ack()
 
     with own_broker.alarm():
+        learn_of_an_alarm(consumer, monkeypatch, alarms.PAUSE)
         consume_until(consumer, QUEUE, take, lambda: len(arrived) == 3, **options)
 
     assert set(arrived) == {"postponed", "too", "other"}
@@ -1360,18 +1358,17 @@ def test_what_comes_without_acks_is_not_lost_where_an_alarm_ends_its_connection(
 @pytest.fixture
 def blocked(consumer, monkeypatch):
     """The broker has blocked a connection of this process a moment ago."""
-    host = consumer.connection.host
-    monkeypatch.setattr(alarms, "_blocked", {host: (time.monotonic(), 600.0)})
+    learn_of_an_alarm(consumer, monkeypatch, 600.0)
 
 
 def test_a_new_time_is_a_whole_millisecond_and_no_earlier(publisher):
     eta = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=1)
     reschedule("task", eta=eta, connection=publisher)
-    due = json.loads(first_record(publisher).body)["due"]
+    due = json.loads(first_record(publisher, such=names_something).body)["due"]
     assert due == int(eta.timestamp()) * 1000 + 1
 
 
-@pytest.mark.usefixtures("blocked", "finds_ends")
+@pytest.mark.usefixtures("blocked")
 def test_what_is_held_in_an_alarm_comes_when_it_is_due(consumer, publisher, collect):
     cancel("another", connection=publisher)  # makes the streams, which takes long
     publish(publisher, "postponed")
@@ -1400,8 +1397,8 @@ def held(consumer, publisher, blocked):
         is_known = partial(amendments.memory.judge, {"message_id": "postponed"}, now)
         drain_until(consumer, is_known)
         publish(publisher, "postponed")
-        drain_until(consumer, lambda: arrived or amendments.is_holding)
-        if amendments.is_holding:
+        drain_until(consumer, lambda: arrived or amendments.held.is_holding)
+        if amendments.held.is_holding:
             break
         # It came so late that it was due.
     return arrived
@@ -1423,7 +1420,7 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
     assert held == ["postponed"]
 
 
-@pytest.mark.usefixtures("blocked", "finds_ends")
+@pytest.mark.usefixtures("blocked")
 def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     connect, publisher, monkeypatch, caplog
 ):
@@ -1443,7 +1440,7 @@ def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
 
     with first.Consumer(queue, **options):
         amendments = first.connection.delay_mechanism.amendments
-        drain_until(first, lambda: amendments.is_holding)
+        drain_until(first, lambda: amendments.held.is_holding)
         first.collect()
     assert not arrived
     with second.Consumer(queue, **options):
@@ -1453,7 +1450,7 @@ def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
 
 
 def test_consumers_go_on_where_a_broker_has_lost_the_streams(monkeypatch, connect, own_broker):
-    monkeypatch.setattr(stream, "_LOOK_AGAIN", 2.0)
+    monkeypatch.setattr(reading, "LOOK_AGAIN", 2.0)
     with connect() as connection:
         QUEUE(connection.default_channel).declare()
         # So old, it and the virtual host outlive the kill.

@@ -13,7 +13,7 @@ from dev.broker import Broker
 
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
 SAMPLE = [
-    *("size", "connecting", "publishing", "burst", "waiting", "worker"),
+    *("connecting", "publishing", "burst", "waiting", "worker"),
     *("amendments", "delivery", "herd-100000", "spark"),
 ]
 #: Those that count what was lost and early.

@@ -198,7 +198,7 @@ def test_status_draws_what_waits(run, slow, connect):
     words = [line.split() for line in shown.output.splitlines()]
     assert "3 waiting" in shown.output
     assert ["level", "wait", "waiting", "left", "after"] in words
-    assert any(line[:3] == ["03", "8m", "3"] for line in words), shown.output
+    assert any(line[:4] == ["03", "8", "min", "3"] for line in words), shown.output
     assert any(line[:1] == ["surely"] for line in words)
     assert "\x1b" not in shown.output, "colour is for terminals"
 

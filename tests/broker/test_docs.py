@@ -49,13 +49,6 @@ PAGES = [
 ]
 
 
-#: They are about quorum queues, as the ladders of other systems have, and about streams.
-SINCE_3_10 = [
-    "docs/how-to/cancel-and-list.md",
-    "docs/how-to/interoperate.md",
-    "docs/how-to/list-what-waits.md",
-    "docs/how-to/operate.md",
-]
 #: Its files are those of a Django project, which nothing here installs: they are compiled only.
 OF_DJANGO = ["docs/how-to/django-and-flower.md"]
 SINCE_KOMBU_5_7 = ["docs/how-to/publish-many.md"]

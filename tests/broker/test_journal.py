@@ -28,10 +28,11 @@ from kombu_binary_delay import Ladder, Settings, SettingsError, UnconfirmedError
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
-from kombu_binary_delay.journal.stream import Stream
 from kombu_binary_delay.ladder import versions
 from kombu_binary_delay.publishing.batch import PublishBatch
+from kombu_binary_delay.routing.commands import OutOfReachError
 from kombu_binary_delay.wire import alarms
+from kombu_binary_delay.wire.executor import Executor
 from tests.starting import take_away
 from tests.waits import PATIENCE, consume_until, drain_until, unread, wait_until
 
@@ -358,21 +359,23 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
     connect, vhost, more, monkeypatch
 ):
     publish(connect(binary_delay={"journal": "stream"}), 60_000)
-    bring_back, is_made = take_away(vhost, "kbd.v2.journal"), Stream._is_made  # noqa: SLF001
-    answers = []
+    bring_back, do, refused = take_away(vhost, "kbd.v2.journal"), Executor.do, []
 
-    def ask_and_bring_back(stream):
-        answers.append(is_made(stream))
-        if len(answers) == 1:
-            bring_back()
-        return answers[-1]
+    def do_or_bring_back(executor, command):
+        try:
+            return do(executor, command)
+        except OutOfReachError:
+            refused.append(command)
+            if len(refused) == 1:
+                bring_back()
+            raise
 
-    monkeypatch.setattr(Stream, "_is_made", ask_and_bring_back)
+    monkeypatch.setattr(Executor, "do", do_or_bring_back)
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     publish(connect(binary_delay={"journal": "stream", **more}), 60_000)
     kinds = [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 2)]
     assert kinds == ["scheduled", "scheduled"]
-    assert answers[0] is False
+    assert refused
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from kombu import Exchange, Producer, Queue
 
 from dev.server import BrokerError
 from kombu_binary_delay import AmendmentError, Settings, Topology, TopologyError, cancel, reschedule
-from kombu_binary_delay.amendments import stream
-from kombu_binary_delay.amendments.channel import AmendmentChannel
+from kombu_binary_delay.amendments import reading
 from kombu_binary_delay.amendments.parts import amendments_part
 from kombu_binary_delay.amendments.record import Cancel
 from kombu_binary_delay.journal import writer
@@ -449,7 +448,7 @@ def test_whose_binding_leads_from_an_exchange_of_others_needs_configure_to_learn
 
 @pytest.fixture
 def unwarned():
-    stream._warnings.clear()  # noqa: SLF001 - another test may have been warned
+    reading._warnings.clear()  # noqa: SLF001 - another test may have been warned
 
 
 @pytest.mark.usefixtures("unwarned")
@@ -503,8 +502,8 @@ def two_are_there(connect):
     return administrator
 
 
-@pytest.mark.usefixtures("finds_ends", "unwarned")
-@pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["marker", "no-marker"])
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize("writes", [(DEFAULT,), ()], ids=["answers", "reads-only"])
 def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_if_not(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, writes
 ):
@@ -526,8 +525,8 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
 
 
-@pytest.mark.usefixtures("finds_ends", "unwarned")
-def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_that_takes(
+@pytest.mark.usefixtures("unwarned")
+def test_a_consumer_that_may_only_read_reads_all_records_however_long_that_takes(
     vhost, connect, granted, collect, monkeypatch
 ):
     def slowly(records, *arguments):
@@ -541,8 +540,8 @@ def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_tha
         [Cancel((f"{number}",), now) for number in range(700)]
     )
     cancel("cancelled", connection=administrator)
-    take = AmendmentChannel._take  # noqa: SLF001 - to read as long as from a large stream
-    monkeypatch.setattr(AmendmentChannel, "_take", slowly)
+    take = reading.Reader._take  # noqa: SLF001 - to read as long as from a large stream
+    monkeypatch.setattr(reading.Reader, "_take", slowly)
 
     url = granted(together(replace(CONSUMER_NEVER, write=()), READER))
     reader = connect(url=url, binary_delay={"declare": "never"})
@@ -552,7 +551,7 @@ def test_a_consumer_that_may_append_no_marker_reads_all_records_however_long_tha
 
 
 @pytest.mark.usefixtures("unwarned")
-def test_a_consumer_that_may_append_no_marker_reads_streams_without_a_record(
+def test_a_consumer_that_may_only_read_reads_streams_without_a_record(
     vhost, connect, granted, caplog
 ):
     administrator = connect()
@@ -567,10 +566,10 @@ def test_a_consumer_that_may_append_no_marker_reads_streams_without_a_record(
 
     # A consumer that waits for a record gives up some time, and goes on without amendments.
     assert "amendments are not read" not in caplog.text
-    assert reader.connection.delay_mechanism.amendments.is_reading
+    assert reader.connection.delay_mechanism.amendments.reader.is_reading
 
 
-@pytest.mark.usefixtures("finds_ends", "unwarned")
+@pytest.mark.usefixtures("unwarned")
 @pytest.mark.parametrize(
     ("grant", "active"),
     [(Grant(), None), (READER, 1), (together(READER, Grant(write=(DEFAULT,))), 1)],
@@ -587,7 +586,6 @@ def test_status_counts_amendments_for_those_who_may_read_them(
 
     assert found.amendments is not None
     assert found.amendments.active == active
-    assert (found.amendments.lag is None) == (DEFAULT not in grant.write)
 
 
 # -- without the right to declare --------------------------------------------------------------
@@ -640,7 +638,7 @@ def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_o
     }
 
 
-@pytest.mark.usefixtures("made_beforehand", "finds_ends", "unwarned")
+@pytest.mark.usefixtures("made_beforehand", "unwarned")
 @pytest.mark.parametrize("may", [True, False], ids=["may publish", "may not"])
 def test_a_consumer_puts_off_what_was_rescheduled_if_it_may_write_to_the_levels(  # noqa: PLR0913, PLR0917
     vhost, connect, granted, collect, caplog, may

@@ -556,10 +556,10 @@ def test_a_journal_that_sends_nothing_is_an_error_and_no_empty_list(
     # What the broker counts, it does not send.
     arguments = {"x-queue-type": "stream"}
     Queue(STREAM, queue_arguments=arguments, channel=journalling.default_channel).declare()
-    monkeypatch.setattr("kombu_binary_delay.operate.probe.Probe.ready", lambda *_: 1)
-    monkeypatch.setattr("kombu_binary_delay.operate.waiting.journal._SILENCE", 0.5)
+    monkeypatch.setattr("kombu_binary_delay.wire.streams.count", lambda *_: 1)
+    monkeypatch.setattr("kombu_binary_delay.wire.streams.PATIENCE", 0.5)
 
-    with pytest.raises(operate.UnreachableError, match="sent nothing of the journal"):
+    with pytest.raises(operate.UnreachableError, match=f"sent nothing of {STREAM}"):
         list(by_journal(0))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from docs.generate.conformance import WALK
-from kombu_binary_delay import Settings
+from kombu_binary_delay.testing import Delayed
 from tests.conformance.real import RealProgram
 from tests.conformance.record import BROKER, PROPERTY
 from tests.conformance.simulated import SimulatedProgram
@@ -31,7 +31,10 @@ def program(
     on, ladder, queue_type = column
     settings = {**LADDERS[ladder], "queue_type": queue_type}
     if on == WALK:
-        yield SimulatedProgram(Settings(**settings))
+        with Delayed() as delayed:
+            simulated = SimulatedProgram(settings, delayed)
+            yield simulated
+            simulated.close()
         return
     # Where a fixture asks for `own_broker`, `vhost` is one of that.
     broker = request.getfixturevalue("own_broker" if case.restarts else "broker")

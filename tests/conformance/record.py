@@ -11,7 +11,7 @@ from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from docs.generate.conformance import FAILED, FOLDER, HELD, NOT_APPLICABLE, WALK, keep
+from docs.generate.conformance import FAILED, FOLDER, HELD, WALK, keep
 from kombu_binary_delay.ladder.topology import QUEUE_TYPES
 from tests.conformance.cases import CASES
 from tests.conformance.table import LADDERS, Case
@@ -55,9 +55,7 @@ class Recorder:
         cases = self._found[on, ladder, queue_type]
         if report.failed:
             cases[case] = FAILED
-        elif report.skipped:
-            cases[case] = NOT_APPLICABLE
-        elif report.when == "call":
+        elif report.passed and report.when == "call":
             cases[case] = HELD
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

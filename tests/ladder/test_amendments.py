@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kombu_binary_delay.amendments import memory as memory_module
+from kombu_binary_delay.amendments import names as names_module
 from kombu_binary_delay.amendments.celery import as_resent, with_own_nested
 from kombu_binary_delay.amendments.door import AmendingChannel
-from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Memory, Verdict
+from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Fate, Memory
 from kombu_binary_delay.amendments.record import (
     GENERATION,
     KEY,
@@ -70,9 +70,9 @@ def recorded(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def reason(memory: Memory, properties: dict[str, Any], now: int = NOW) -> str | None:
-    verdict = memory.judge(properties, now)
-    assert memory.judge(recorded(properties), now) == verdict
-    return verdict and verdict.reason
+    fate = memory.judge(properties, now)
+    assert memory.judge(recorded(properties), now) == fate
+    return fate and fate.reason
 
 
 # -- records -----------------------------------------------------------------------------------
@@ -251,14 +251,16 @@ def test_what_replaces_a_cancelled_task_runs():
     assert not memory.revives(replaces, NOW)
 
 
-@pytest.mark.parametrize("rode", [False, True])
-def test_who_reads_a_cancellation_late_knows_it_as_long_as_what_it_cancelled(rode):
+@pytest.mark.parametrize("came_by_ladder", [False, True])
+def test_who_reads_a_cancellation_late_knows_it_as_long_as_what_it_cancelled(came_by_ladder):
     """The replacement is due in 60 days, and its cancellation was written half a minute later."""
     new = replacing("a", 1, NOW, NOW + 60 * DAY)
     late = NOW + 40 * DAY
     memory = read(new, Cancel(("a", "b"), NOW + 30_000), now=late)
-    if rode:
-        memory.learn(Cancel(("a",), NOW + 30_000, NOW + 60 * DAY), NOW + 59 * DAY, rode=True)
+    if came_by_ladder:
+        memory.learn(
+            Cancel(("a",), NOW + 30_000, NOW + 60 * DAY), NOW + 59 * DAY, came_by_ladder=True
+        )
     replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})
     assert reason(memory, replaces, NOW + 60 * DAY) == CANCELLED
     assert reason(memory, message("b"), late) is None
@@ -268,13 +270,13 @@ def test_a_cancellation_from_the_ladder_spares_what_has_replaced_the_task_since(
     new = replacing("a", 1, NOW, NOW + 5)
     replaces = message("a", **{REPLACES: "a", GENERATION: new.generation})
     memory = read(new)
-    memory.learn(Cancel(("a", "b"), NOW - 1), NOW, rode=True)
+    memory.learn(Cancel(("a", "b"), NOW - 1), NOW, came_by_ladder=True)
     assert reason(memory, replaces) is None
     assert reason(memory, message("b")) == CANCELLED
     # The clock of who cancelled may have been ahead.
-    memory.learn(Cancel(("a",), NOW + 59_000), NOW + DAY, rode=True)
+    memory.learn(Cancel(("a",), NOW + 59_000), NOW + DAY, came_by_ladder=True)
     assert reason(memory, replaces) is None
-    memory.learn(Cancel(("a",), NOW + 60_000), NOW + DAY, rode=True)
+    memory.learn(Cancel(("a",), NOW + 60_000), NOW + DAY, came_by_ladder=True)
     assert reason(memory, replaces) == CANCELLED
 
 
@@ -340,7 +342,7 @@ def test_without_its_record_a_replacement_from_the_future_is_cancelled(claimed, 
 def test_the_record_of_a_writer_whose_clock_is_ahead_makes_nothing_else_look_old():
     ahead = NOW + 30 * DAY
     memory = read(replacing("a", 1, ahead, ahead), superseding("doc", 1, ahead, ahead))
-    memory.learn(Cancel(("a",), NOW + 120_000), NOW + DAY, rode=True)
+    memory.learn(Cancel(("a",), NOW + 120_000), NOW + DAY, came_by_ladder=True)
     replaces = message("a", **{REPLACES: "a", GENERATION: f"{ahead:x}-1"})
     assert reason(memory, replaces, NOW + DAY) == CANCELLED
     # Its record was never written.
@@ -353,14 +355,14 @@ def test_an_id_and_a_key_may_be_the_same_word():
     assert reason(memory, keyed("a", new.generation)) is None
     assert reason(memory, message("a")) == CANCELLED
     memory = read(new, Cancel(("a",), NOW, keyed=True))
-    assert memory.judge(keyed("a", new.generation), NOW) == Verdict(CANCELLED, by_key=True)
+    assert memory.judge(keyed("a", new.generation), NOW) == Fate(CANCELLED, by_key=True)
     assert reason(memory, message("a")) is None
 
 
 def test_what_has_a_key_is_replaced_by_its_id():
     first, new = superseding("k", 1, NOW, NOW + 5), replacing("a", 2, NOW, NOW + 5)
     memory = read(first, new)
-    assert memory.judge(keyed("k", first.generation, "a"), NOW) == Verdict(SUPERSEDED)
+    assert memory.judge(keyed("k", first.generation, "a"), NOW) == Fate(SUPERSEDED)
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -371,8 +373,8 @@ def test_what_has_a_key_and_replaces_an_id_is_judged_by_both(position):
     records.insert(position, Supersede("a", old.generation, NOW + 5, NOW))
     memory = read(*records)
     by_both = message("b", **{KEY: "k", REPLACES: "a", GENERATION: old.generation})
-    assert memory.judge(message("a"), NOW) == Verdict(SUPERSEDED)
-    assert memory.judge(by_both, NOW) == Verdict(SUPERSEDED, by_key=True)
+    assert memory.judge(message("a"), NOW) == Fate(SUPERSEDED)
+    assert memory.judge(by_both, NOW) == Fate(SUPERSEDED, by_key=True)
     assert reason(memory, keyed("k", new.generation)) is None
 
 
@@ -468,7 +470,7 @@ def test_what_was_cancelled_or_replaced_stays_so_where_a_new_stream_only_postpon
     again = read(new)
     again.inherit(read(Cancel(("b",), NOW - DAY)), NOW)
     assert again.revives(message("b", **{REPLACES: "b", GENERATION: new.generation}), NOW)
-    assert memory.judge(by_new, NOW) == Verdict(POSTPONED, NOW + 9)
+    assert memory.judge(by_new, NOW) == Fate(POSTPONED, NOW + 9)
 
 
 def test_what_was_kept_stays_kept_or_cancelled_when_all_is_read_again():
@@ -580,7 +582,7 @@ class Story(RuleBasedStateMachine):
             self.log.append(Cancel((key,), self.now, keyed=True))
             self.dead_keys.add(key)
 
-    @rule(milliseconds=st.integers(0, 3 * memory_module._ON_ITS_WAY))  # noqa: SLF001
+    @rule(milliseconds=st.integers(0, 3 * names_module.ON_ITS_WAY))
     def time_passes(self, milliseconds: int) -> None:
         self.now += milliseconds
 

@@ -14,7 +14,7 @@ from kombu_binary_delay.ladder.address import (
 )
 from kombu_binary_delay.ladder.ladder import MAX_KEY, hops
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
-from kombu_binary_delay.ladder.simulate import matches_topic, route_message, walk
+from kombu_binary_delay.ladder.simulate import by_source, matches_topic, route_message, walk
 from kombu_binary_delay.ladder.topology import LAYOUTS, QUEUE_TYPES
 
 
@@ -214,4 +214,4 @@ def test_a_delayed_message_reaches_the_queues_that_an_undelayed_one_would(data, 
 def _route(exchanges, bindings, exchange, key):
     """Route as RabbitMQ does, by the walk's own routing on plain exchanges."""
     table = {name: Exchange(name, kind) for name, kind in exchanges.items()}
-    return route_message(table, [Binding(s, d, k, q) for s, d, k, q in bindings], exchange, [key])
+    return route_message(table, by_source(Binding(*b) for b in bindings), exchange, [key])

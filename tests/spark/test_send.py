@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from kombu_binary_delay import AmendmentError, ChannelMixin, UnconfirmedError
-from kombu_binary_delay.amendments.channel import AmendmentChannel
+from kombu_binary_delay.amendments.channel import RecordChannel
 from kombu_binary_delay.amendments.record import Supersede
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.ladder.delay import spread
@@ -370,7 +370,7 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch)
 def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, actions):
     rows = [{"action": each, "task": "t", "task_id": "1", "eta": MICROS} for each in actions]
     send(vhost, rows)
-    monkeypatch.setattr(AmendmentChannel.wait_for_next, "__defaults__", (2.0,))
+    monkeypatch.setattr(RecordChannel.wait_for_next, "__defaults__", (2.0,))
 
     with own_broker.alarm():
         # This is the limit of what a new connection declares, too.

@@ -127,7 +127,7 @@ def test_names_are_shown_as_they_are(name):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("explain 10s", 0, b"1010?1s 000?125ms"),
+        ("explain 10s", 0, b"1010?1 s 000?125 ms"),
         ("explain 10s > /dev/full", 2, b"the output cannot be written: No space left on device"),
         ("export definitions --queue $'\\xff'", 2, b"'\\udcff' cannot be written in utf-8"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
-from kombu_binary_delay.ladder.simulate import route_message
+from kombu_binary_delay.ladder.simulate import by_source, route_message
 from kombu_binary_delay.operate import Snapshot, repair, ways
 from kombu_binary_delay.operate.delivery import faults, orphans
 
@@ -242,9 +242,10 @@ def reached(topology: Topology, snapshot: Snapshot, key: str) -> list[str]:
     """Where delivery leads a message to, by relays as well, and how often."""
     exchanges = {name: Exchange(name, row["type"]) for name, row in snapshot.exchanges.items()}
     ends: list[str] = []
-    for name in route_message(exchanges, snapshot.bindings, topology.delivery, [key]):
+    bindings = by_source(snapshot.bindings)
+    for name in route_message(exchanges, bindings, topology.delivery, [key]):
         is_relay = topology.owns(name)
-        ends += route_message(exchanges, snapshot.bindings, name, [key]) if is_relay else [name]
+        ends += route_message(exchanges, bindings, name, [key]) if is_relay else [name]
     return sorted(ends)
 
 

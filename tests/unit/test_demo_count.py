@@ -37,5 +37,5 @@ def test_a_line_that_is_still_being_written_does_not_count_yet() -> None:
 
 def test_a_spread_tells_median_99th_percentile_and_maximum() -> None:
     spread = Spread(tuple(n / 1000 for n in range(1, 1001)))
-    assert str(spread) == "501 ms / 991 ms / 1.00 s"
+    assert str(spread) == "501 ms / 991 ms / 1 s"
     assert str(Spread(())) == "none"

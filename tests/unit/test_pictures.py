@@ -201,27 +201,6 @@ def test_a_renderer_that_knows_little_of_css_shows_the_text_and_no_black_boxes(f
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (0.125, "125 ms"),
-        (1.125, "1.125 s"),
-        (60, "1 min"),
-        (96, "96 s"),
-        (90, "1.5 min"),
-        (2048, "34.1 min"),
-        (3600.125, "1 h"),
-        (131_072, "36.4 h"),
-        (31_536_000, "1 year"),
-        (134_217_728, "4.26 years"),
-        (10_000 * 31_536_000, "10000 years"),
-    ],
-)
-def test_a_time_is_written_in_the_unit_that_suits_it(seconds, text):
-    assert human(seconds * 1000) == text
-
-
-@pytest.mark.parametrize(
     ("key", "text"),
     [
         ("*.*.01.#", "*.*.01.#"),

@@ -41,7 +41,7 @@ STATUS = Status(
     15,
     3,
     TROUBLES[:1],
-    AmendmentsStatus(2, 1500.0),
+    AmendmentsStatus(2),
     (("kbd.v2.relay-to-queue.ledger", 3),),
 )
 HISTORY = [(1.0, 0.5)] * 60
@@ -78,7 +78,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_figure_is_cut(terminal, coun
         header = next(line.split() for line in shown if line.startswith("level"))
         assert header == ["level", "wait", "waiting", "left", "after"]
         first = next(line.split() for line in shown if line.startswith("00"))
-        assert first[:3] == ["00", "125ms", f"{7 * count:,}"]
+        assert first[:4] == ["00", "125", "ms", f"{7 * count:,}"]
 
 
 @pytest.mark.parametrize("troubles", [1, 15])
@@ -90,7 +90,7 @@ def test_what_is_watched_fits_and_has_trouble_at_the_top(terminal, troubles):
     assert len(shown) < terminal.height
     assert max(map(len, shown)) <= terminal.width
     assert shown[0].startswith("RabbitMQ 4.3.6  virtual host shop")
-    assert shown[1].startswith("parked 15   in relays 3   amendments 2 (lag 1,500.0 ms)")
+    assert shown[1].startswith("parked 15   in relays 3   amendments 2")
     assert shown[2].startswith(f"! {TROUBLES[0][:30]}")
     assert "more lines" in shown[-1]
 
@@ -140,7 +140,7 @@ def test_where_a_level_has_three_queues_each_has_a_column(terminal, count):
     header = next(line.split() for line in shown if line.startswith("level"))
     assert header == ["level", "wait", ".01", ".10", ".11", "waiting", "left", "after"]
     first = next(line.split() for line in shown if line.startswith("00"))
-    assert first[:6] == ["00", "125ms", *[f"{count:,}"] * 3, f"{3 * count:,}"]
+    assert first[:7] == ["00", "125", "ms", *[f"{count:,}"] * 3, f"{3 * count:,}"]
 
 
 @pytest.mark.parametrize("form", ["radix 2", "radix 16", "direct"])

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kombu_binary_delay import Ladder, Topology, operate
-from kombu_binary_delay.amendments.memory import Memory, Verdict
+from kombu_binary_delay.amendments.memory import Fate, Memory
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
 from kombu_binary_delay.cli.tasks import _print
-from kombu_binary_delay.cli.words import exact, moment
+from kombu_binary_delay.cli.words import moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.identity import names_of
@@ -269,7 +269,7 @@ def test_of_a_replaced_task_the_valid_one_is_told_of(monkeypatch, reasons, state
 
     def judge(properties):
         reason = reasons[properties["application_headers"]["place"]]
-        return reason and Verdict(reason)
+        return reason and Fate(reason)
 
     story = operate.story_by_node("", "/", topology, "1", judge)
     assert story.state == state
@@ -499,21 +499,6 @@ def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
         monkeypatch.undo()
         time.tzset()
     assert written == ("1970-01-01 00:00:00 UTC", "1970-01-01 00:00:00")
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (0, "0s"),
-        (125, "125ms"),
-        (8125, "8.125s"),
-        (2_048_000, "34m8s"),
-        (3_600_000, "1h"),
-        (88_600_000, "1d36m40s"),
-    ],
-)
-def test_a_duration_is_written_as_it_is_typed(milliseconds, text):
-    assert exact(milliseconds) == text
 
 
 def test_a_task_has_two_lines_where_all_are_printed(capsys):

@@ -259,7 +259,8 @@ def test_hidden_arguments_are_not_even_kept(now):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        *((each, "is no delay, such as 10s") for each in ("20300131", "1790010112345", "3600")),
+        *((text, "is no delay, such as 10s") for text in ("20300131", "1790010112345", "3600")),
+        ("2030-01-31T24:00Z", "is no delay, such as 10s"),  # Python 3.14 reads it
         # The page shows times in the zone of its reader, and the command reads them in UTC.
         ("2030-01-31T12:00", "has no time zone: write it as 2030-01-31T12:00Z"),
         ("2030-01-31", "has no time zone: write it as 2030-01-31T12:00Z"),
@@ -284,14 +285,6 @@ def test_names_from_elsewhere_are_seen_as_they_are():
 
     assert page.render(name="<b>\u202e\n") == "&lt;b&gt;\\u202e\\n"
     assert plain("one\nline\x1b[2J") == "one\\nline\\x1b[2J"
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "expected"),
-    [(125, "125 ms"), (1500, "1.5 s"), (61_000, "1 min 1 s"), (90_061_000, "1 d 1 h")],
-)
-def test_durations_are_short(milliseconds, expected):
-    assert drawing.short(milliseconds) == expected
 
 
 PREFIX = Topology().prefix.rstrip(".")

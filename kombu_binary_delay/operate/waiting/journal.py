@@ -11,21 +11,19 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import amqp
-from amqp.exceptions import AccessRefused, NotFound
+from amqp.exceptions import ChannelError
 
 from kombu_binary_delay.journal import events, stream_name
-from kombu_binary_delay.ladder.envelope import HEADERS, OFFSET
+from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.probe import Probe
-from kombu_binary_delay.wire.draining import drain
-from kombu_binary_delay.wire.undecodable import take_undecodable
+from kombu_binary_delay.wire.streams import StreamError, last_offset, pages
 
 from .task import (
     JOURNAL,
@@ -41,11 +39,6 @@ from .task import (
     taken_back,
 )
 
-_PREFETCH = 1000
-#: Seconds without an event after which the journal counts as not answering.
-_SILENCE = 20
-#: Seconds without an event that mean the end: in a journal that seems to be empty, and at the end.
-_NEW, _END = 2.0, 1.0
 #: SQLite's own memory, in KiB; the rest is on disk.
 _CACHE = 8192
 _GONE = (events.RELEASED, events.EXECUTED)
@@ -80,15 +73,11 @@ def judge_of(connection: Any) -> Judge:
 
     Called again for the same connection, it reads only what was amended since.
 
-    :param connection: a :class:`kombu.Connection` with our transport, open while it is used. It
-        appends a marker to the streams of amendments, if they exist.
-    :raises AmendmentError: if the broker does not answer.
+    :param connection: a :class:`kombu.Connection` with our transport, open while it is used.
     """
-    amendments = connection.connection.delay_mechanism.amendments
-    # The lag is measured by reading up to a new marker.
-    if not amendments.is_reading or amendments.lag() is None:
-        amendments.catch_up()
-    judge: Judge = amendments.verdict
+    reader = connection.connection.delay_mechanism.amendments.reader
+    reader.refresh()
+    judge: Judge = reader.fate
     return judge
 
 
@@ -386,103 +375,24 @@ def _milliseconds(microseconds: int) -> int:
     return -(-microseconds // 1000)
 
 
-def _lines(connection: Any, stream: str) -> Iterator[str | bytes]:
+def _lines(connection: Any, stream: str) -> Iterator[bytes | str]:
     """Yield the lines of a stream, from the first to the one that is the last at the start.
 
     :raises OperationError: if it is not a stream, or does not exist.
     :raises UnreachableError: if the broker stops sending.
     """
-    last = _last(connection, stream)
-    if last is None:
-        return
-    with closing(_Reader(connection, stream, "first")) as reader:
-        for offset, body in reader:
-            yield body
-            if offset >= last:
+    py_amqp = connection.connection
+    try:
+        last = last_offset(py_amqp, stream)
+        if last is None:
+            return
+        for page in pages(py_amqp, stream):
+            for event in page:
+                yield event.body
+            # Programs may write faster than it is read.
+            if page[-1].offset >= last:
                 return
-
-
-def _last(connection: Any, stream: str) -> int | None:
-    """Return the offset of the last event of a stream; None where it is empty.
-
-    While programs write to it, it is the first event that they have written since the call.
-    """
-    with Probe(connection) as probe:
-        try:
-            # The count is some seconds old: a stream that is reported as empty may have events.
-            silence = None if probe.ready(stream) else _NEW
-        except AccessRefused:
-            # RabbitMQ 4.2.6 and 4.3.0 ask for configure; the reader shows whether it is empty.
-            silence = float(_SILENCE)
-    last: int | None = None
-    with (
-        closing(_Reader(connection, stream, "next")) as new,
-        # It starts with the chunk that has the last event.
-        closing(_Reader(connection, stream, "last", silence)) as reader,
-    ):
-        for offset, _ in reader:
-            last = offset
-            reader.silence = _END
-            if new.arrived:
-                # Silence comes only after they have stopped writing.
-                return _offset(new.arrived[0])
-    return last
-
-
-class _Reader:
-    """A consumer of a stream on a channel of its own, page by page.
-
-    :param silence: seconds without an event after which it ends; None to raise an error instead.
-    """
-
-    def __init__(
-        self, connection: Any, stream: str, offset: str, silence: float | None = None
-    ) -> None:
-        self.silence = silence
-        self._connection = connection.connection
-        #: What has come, and was not yielded yet.
-        self.arrived: list[Any] = []
-        channel = amqp.Channel(self._connection)
-        take_undecodable(channel)
-        channel.open()
-        self._channel: Any = channel
-        channel.basic_qos(0, _PREFETCH, a_global=False)
-        try:
-            self._consumer = channel.basic_consume(
-                stream,
-                callback=self.arrived.append,
-                arguments={OFFSET: offset},
-            )
-        except (NotFound, amqp.exceptions.PreconditionFailed) as exc:
-            raise OperationError(f"the journal {stream!r} cannot be read: {exc}") from exc
-
-    def __iter__(self) -> Iterator[tuple[int, bytes | str]]:
-        acknowledged = 0
-        while True:
-            try:
-                drain(self._connection, self.silence or _SILENCE)
-            except TimeoutError:
-                if self.silence is None:
-                    raise UnreachableError(
-                        f"the broker has sent nothing of the journal for {_SILENCE} s; try again "
-                        f"later"
-                    ) from None
-                return
-            arrived, self.arrived[:] = self.arrived[:], []
-            for message in arrived:
-                yield _offset(message), message.body
-            if arrived and arrived[-1].delivery_tag >= acknowledged + _PREFETCH // 2:
-                acknowledged = arrived[-1].delivery_tag
-                self._channel.basic_ack(acknowledged, multiple=True)
-
-    def close(self) -> None:
-        """Close the channel, after what is on its way there has come."""
-        # If the connection broke, the channel is gone.
-        with suppress(OSError, amqp.AMQPError):
-            self._channel.basic_cancel(self._consumer)
-            self._channel.close()
-
-
-def _offset(message: Any) -> int:
-    headers = message.properties.get(HEADERS) or {}
-    return int(headers.get(OFFSET, -1))
+    except ChannelError as exc:
+        raise OperationError(f"the journal {stream!r} cannot be read: {exc}") from exc
+    except StreamError as exc:
+        raise UnreachableError(f"the journal {stream!r}: {exc}; try again later") from exc

@@ -89,19 +89,19 @@ class Selection:
         )
 
 
-#: Returns what happens to a message with these properties, as a ``Verdict`` of the amendments; None
+#: Returns what happens to a message with these properties, as a ``Fate`` of the amendments; None
 #: if it was not amended.
 Judge = Callable[[Mapping[str, Any]], Any]
 
 
-def amend(task: WaitingTask, verdict: Any) -> tuple[WaitingTask, str]:
+def amend(task: WaitingTask, fate: Any) -> tuple[WaitingTask, str]:
     """Return a task as amended, and how it was amended; an empty string if it was not."""
-    if verdict is None:
+    if fate is None:
         return task, ""
-    if verdict.reason == POSTPONED:
-        due = max(task.due, verdict.due)
+    if fate.reason == POSTPONED:
+        due = max(task.due, fate.due)
         return replace(task, due=due, first_due=task.due), POSTPONED
-    return task, verdict.reason
+    return task, fate.reason
 
 
 def taken_back(count: int) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from amqp.transport import TCPTransport
 
-from kombu_binary_delay.wire.undecodable import decode
+from kombu_binary_delay.ladder.envelope import HEADERS, OFFSET
 
-from .parts import ENTERED
+from .undecodable import decode, undecodable
 
 _HEAD = struct.Struct(">BHI")
 _METHOD, _HEADER, _BODY = 1, 2, 3
@@ -26,11 +25,52 @@ _DELIVER = struct.pack(">HH", 60, 60)
 _SIZE = struct.Struct(">4xQ")
 _TAG = struct.Struct(">Q")
 _AT_ONCE = 65536
-_ENTERED = ENTERED.encode()
+#: How often to ask whether the reading is over while nothing comes, in seconds.
+_EVERY = 0.05
 
-#: Takes a delivery tag, the delivery's exchange, the body, a function that decodes the properties
-#: into a message, and whether these may have the header :data:`.parts.ENTERED`.
-Take = Callable[[int, bytes, bytes, Callable[[], Any], bool], object]
+
+class Delivery:
+    """A message as it was delivered, whose properties are decoded only if somebody asks for them.
+
+    :param method: the payload of its method frame.
+    :param header: the payload of its header frame, if ``message`` is None.
+    :param message: what py-amqp has made of it.
+    """
+
+    __slots__ = ("_header", "_message", "_method", "body", "exchange", "tag")
+
+    def __init__(self, method: Any, body: Any, header: bytes = b"", message: Any = None) -> None:
+        self._method, self._header, self._message, self.body = method, header, message, body
+        # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange.
+        end = 5 + method[4]
+        (self.tag,) = _TAG.unpack_from(method, end)
+        begin = end + 10
+        self.exchange = bytes(method[begin : begin + method[end + 9]])
+
+    @property
+    def consumer(self) -> bytes:
+        """The consumer's tag."""
+        return bytes(self._method[5 : 5 + self._method[4]])
+
+    @property
+    def message(self) -> Any:
+        """The message with its properties; see :func:`~.undecodable.undecodable`."""
+        if self._message is None:
+            self._message = decode(self._header)
+        return self._message
+
+    @property
+    def offset(self) -> int:
+        """Its offset in the stream."""
+        return int((self.message.properties.get(HEADERS) or {}).get(OFFSET, -1))
+
+    def may_have(self, header: str) -> bool:
+        """Return whether it may have this header, for less than it takes to decode all."""
+        if self._message is None:
+            return header.encode() in self._header
+        odd = undecodable(self._message)
+        held = self._message.headers or {} if odd is None else odd.properties
+        return (header if odd is None else header.encode()) in held
 
 
 def is_possible(connection: Any) -> bool:
@@ -38,21 +78,25 @@ def is_possible(connection: Any) -> bool:
     return type(connection.transport) is TCPTransport
 
 
-def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], bool]) -> None:
+def read(
+    connection: Any,
+    channel_id: int,
+    take: Callable[[Delivery], object],
+    is_done: Callable[[], bool],
+) -> None:
     """Read until ``is_done``, and no delivery is incomplete.
 
     Frames for other channels are dispatched as usual.
 
     :param take: called with each delivery on the channel.
-    :param is_done: called after each frame.
-    :raises TimeoutError: if the socket's timeout expires.
+    :param is_done: called after each frame, and while none comes.
     """
     method, header, size, done = b"", b"", 0, False
     heard = time.monotonic()
     parts: list[bytes] = []
 
     def is_over() -> bool:
-        return done and not method
+        return (done or is_done()) and not method
 
     for frame in _frames(connection.transport, is_over):
         kind, channel, payload = frame
@@ -67,8 +111,7 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
             parts.append(payload)
             size -= len(payload)
         if method and kind != _METHOD and size == 0:
-            body = b"".join(parts)
-            take(*read_deliver(method), body, partial(decode, header), _ENTERED in header)
+            take(Delivery(method, b"".join(parts), header))
             method = b""
             # py-amqp's heartbeats compare these counters.
             connection.bytes_recv += 1
@@ -76,20 +119,6 @@ def read(connection: Any, channel_id: int, take: Take, is_done: Callable[[], boo
                 heard = time.monotonic()
                 connection.send_heartbeat()
         done = done or is_done()
-
-
-def read_deliver(payload: Any) -> tuple[int, bytes]:
-    """Return the delivery tag and the exchange from the method frame of a delivery."""
-    # Behind class and method: the consumer tag, the delivery tag, a flag, the exchange, the key.
-    end = 5 + payload[4]
-    (tag,) = _TAG.unpack_from(payload, end)
-    begin = end + 10
-    return tag, bytes(payload[begin : begin + payload[end + 9]])
-
-
-def consumer_of(payload: Any) -> bytes:
-    """Return the consumer's tag from the method frame of a delivery."""
-    return bytes(payload[5 : 5 + payload[4]])
 
 
 def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, int, bytes]]:
@@ -108,9 +137,24 @@ def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, 
                 yield frame
             if is_done():
                 return
-            read = transport.sock.recv(_AT_ONCE)
-            if not read:
-                raise OSError("the broker closed the connection")
-            data, at = data[at:] + read, 0
+            read = _receive(transport.sock)
+            if read is not None:
+                data, at = data[at:] + read, 0
     finally:
         transport._read_buffer = data[at:]  # noqa: SLF001
+
+
+def _receive(sock: Any) -> bytes | None:
+    """Return the next bytes; None if there are none for a moment."""
+    limit = sock.gettimeout()
+    # Not for what is written meanwhile, which must be written whole.
+    sock.settimeout(_EVERY)
+    try:
+        read: bytes = sock.recv(_AT_ONCE)
+    except TimeoutError:
+        return None
+    finally:
+        sock.settimeout(limit)
+    if not read:
+        raise OSError("the broker closed the connection")
+    return read

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kombu_binary_delay.amendments import bulk
+from kombu_binary_delay.wire import deliveries
 
 CHANNEL = 5
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -32,7 +32,11 @@ def connect(data, piece=10_000):
     beats: list[None] = []
     return SimpleNamespace(
         transport=SimpleNamespace(
-            sock=SimpleNamespace(recv=lambda _: pieces.pop(0) if pieces else b""),
+            sock=SimpleNamespace(
+                recv=lambda _: pieces.pop(0) if pieces else b"",
+                gettimeout=lambda: None,
+                settimeout=lambda _: None,
+            ),
             _read_buffer=b"",
         ),
         other=other,
@@ -47,11 +51,12 @@ def connect(data, piece=10_000):
 def read(connection, count):
     taken: list[Any] = []
 
-    def take(tag, exchange, body, decoded, may_have_died):
-        assert (decoded().properties, may_have_died) == ({}, False)
-        taken.append((tag, exchange, body))
+    def take(delivery):
+        assert (delivery.message.properties, delivery.may_have("x-none")) == ({}, False)
+        assert delivery.consumer == b"t"
+        taken.append((delivery.tag, delivery.exchange, delivery.body))
 
-    bulk.read(connection, CHANNEL, take, lambda: len(taken) >= count)
+    deliveries.read(connection, CHANNEL, take, lambda: len(taken) >= count)
     return taken
 
 
@@ -73,7 +78,7 @@ def test_what_is_read_too_far_is_given_back():
 
 def test_both_sides_are_known_to_be_alive_while_it_takes_long(monkeypatch):
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(bulk, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(deliveries, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     connection = connect(b"".join(delivery(tag, b"x") for tag in range(9)))
     read(connection, 9)
     assert connection.bytes_recv == 9

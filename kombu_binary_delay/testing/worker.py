@@ -1,0 +1,187 @@
+"""A real Celery worker in this process, which runs only when it is told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from celery import signals
+from celery._state import (
+    _set_current_app,
+    _set_task_join_will_block,
+    get_current_app,
+    task_join_will_block,
+)
+from celery.exceptions import WorkerShutdown
+from celery.worker import WorkController
+from celery.worker.consumer import Consumer
+
+#: How long to wait for a frame: none can come meanwhile.
+_AT_ONCE = 0.001
+
+
+class Entry:
+    """A call that a worker has put off."""
+
+    def __init__(self, function: Callable[..., object], arguments: Any, keywords: Any) -> None:
+        self.function, self.arguments, self.keywords = function, arguments, keywords
+        self.canceled = False
+
+    def cancel(self) -> None:
+        """Never call it."""
+        self.canceled = True
+
+
+class Timer:
+    """The worker's timer, by the clock of the test; called as Celery calls its own."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.queue: list[tuple[float, int, Entry]] = []
+        self._numbers = count()
+
+    def call_at(self, eta: Any, fun: Any, args: Any = (), kwargs: Any = None, **_: Any) -> Entry:
+        """Call a function at a time: a datetime, or seconds since the epoch."""
+        at = eta.timestamp() if isinstance(eta, datetime) else eta
+        entry = Entry(fun, args, kwargs or {})
+        heappush(self.queue, (at, next(self._numbers), entry))
+        return entry
+
+    def call_after(self, secs: float, *args: Any, **kwargs: Any) -> Entry:
+        """Call a function in some seconds."""
+        return self.call_at(time.time() + secs, *args, **kwargs)
+
+    def call_repeatedly(self, *args: Any, **_: Any) -> Entry:
+        """Do nothing: what Celery repeats (heartbeats, statistics) needs no test's time."""
+        return Entry(args[1], (), {})
+
+    def next_event(self) -> int | None:
+        """Return when the next call is due, in microseconds since the epoch."""
+        while self.queue and self.queue[0][2].canceled:
+            heappop(self.queue)
+        return int(self.queue[0][0] * 1_000_000) if self.queue else None
+
+    def run(self) -> bool:
+        """Call what is due; return whether there was anything."""
+        called = False
+        while self.queue and self.queue[0][0] <= time.time():
+            entry = heappop(self.queue)[2]
+            if not entry.canceled:
+                entry.function(*entry.arguments, **entry.keywords)
+                called = True
+        return called
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self.queue.clear()
+
+    def cancel(self, entry: Entry) -> None:
+        """Never call an entry."""
+        entry.cancel()
+
+    def start(self) -> None:
+        """Do nothing: it has no thread."""
+
+    stop = ensure_started = start
+
+
+class _Consumer(Consumer):
+    """Celery's consumer, with a loop that only prepares it."""
+
+    def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function now: as with the pool ``prefork``, an early ack is before the task."""
+        return p(*args, **kwargs)
+
+    def loop(self, _: Any, __: Any, consumer: Any, *___: Any) -> None:
+        """Begin to consume, as the first lines of Celery's own loops do."""
+        consumer.on_message = self.create_task_handler()
+        consumer.consume()
+        self.on_ready()
+
+
+class Worker:
+    """One worker of an app, with the pool ``solo``."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        with self._as_current():
+            self._controller = WorkController(
+                app=app,
+                pool_cls="solo",
+                concurrency=1,
+                consumer_cls=_Consumer,
+                timer_cls=Timer,
+                use_eventloop=False,
+                without_mingle=True,
+                without_gossip=True,
+                without_heartbeat=True,
+                task_events=False,
+            )
+            self._controller.pool.start()
+            self._consumer = self._controller.consumer
+            self._consumer.blueprint.start(self._consumer)
+        self.timer: Timer = self._controller.timer
+
+    @property
+    def connection(self) -> Any:
+        """The connection that it consumes on."""
+        return self._consumer.connection
+
+    @contextmanager
+    def _as_current(self) -> Iterator[None]:
+        before, blocks = get_current_app(), task_join_will_block()
+        _set_current_app(self.app)
+        _set_task_join_will_block(True)  # noqa: FBT003 - Celery's own
+        try:
+            yield
+        finally:
+            _set_current_app(before)
+            # A test may wait for results; only a task may not.
+            _set_task_join_will_block(blocks)
+
+    def consume(self, queue: str) -> None:
+        """Consume a queue, too."""
+        self._consumer.add_task_queue(queue)
+
+    def run(self) -> bool:
+        """Run what has come; return whether there was anything."""
+        ran = False
+        with self._as_current():
+            while True:
+                self._consumer.perform_pending_operations()
+                qos = self._consumer.qos
+                if qos.prev != qos.value:
+                    qos.update()
+                ran = self.timer.run() or ran
+                try:
+                    self.connection.drain_events(timeout=_AT_ONCE)
+                except TimeoutError:
+                    break
+                ran = True
+            return self.timer.run() or ran
+
+    def stop(self) -> None:
+        """Close the worker's connections."""
+        with suppress(Exception), self._as_current():
+            self._consumer.shutdown()
+
+
+class Crash:
+    """Ends the worker that begins the next task, as a kill would: nothing is acknowledged after."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        signals.task_prerun.connect(self._on_prerun, weak=False)
+
+    def _on_prerun(self, **_: Any) -> None:
+        self.stop()
+        self._end()
+        raise WorkerShutdown
+
+    def stop(self) -> None:
+        """Crash no more."""
+        signals.task_prerun.disconnect(self._on_prerun)

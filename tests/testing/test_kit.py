@@ -1,0 +1,184 @@
+"""Delayed tasks in virtual time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import freezegun
+import pytest
+import time_machine
+from kombu import Connection, Queue
+
+from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
+from tests.testing.programs import OURS, Shop
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shop():
+    with Shop() as shop:
+        yield shop
+
+
+def numbers(delayed):
+    return [ran.args[1] for ran in delayed.ran()]
+
+
+def test_a_task_waits_until_it_is_due_and_then_runs_at_its_time(delayed, shop):
+    begin = delayed.now
+    shop.note.apply_async(("a", 7), countdown=3600)
+    assert delayed.waiting() == [call(shop.note, "a", 7, due_in=3600)]
+    delayed.advance(minutes=59)
+    assert delayed.ran() == []
+    delayed.advance(minutes=1)
+    assert delayed.ran() == [call(shop.note, "a", 7)]
+    assert delayed.ran()[0].at - begin == timedelta(hours=1)
+    delayed.assert_no_more()
+
+
+def test_a_year_passes_at_once(delayed, shop):
+    shop.note.apply_async(("a", 1), eta=delayed.now + timedelta(days=365))
+    delayed.run_until_idle()
+    assert numbers(delayed) == [1]
+
+
+def test_time_may_be_moved_to_a_moment_and_never_back(delayed, shop):
+    shop.note.apply_async(("a", 1), countdown=60)
+    delayed.advance_to(delayed.now + timedelta(seconds=60))
+    assert numbers(delayed) == [1]
+    with pytest.raises(KitError, match="does not go back"):
+        delayed.advance(seconds=-1)
+    with pytest.raises(KitError, match="does not go back"):
+        delayed.advance_to(datetime(2000, 1, 1, tzinfo=UTC))
+    with pytest.raises(KitError, match="has no zone"):
+        delayed.advance_to(datetime(2100, 1, 1))  # noqa: DTZ001 - what is tested
+
+
+def test_what_is_revoked_does_not_run_and_is_listed(delayed, shop):
+    result = shop.note.apply_async(("a", 1), countdown=60)
+    result.revoke()
+    assert delayed.waiting() == []
+    delayed.run_until_idle()
+    assert delayed.ran() == []
+    assert [(gone.id, gone.reason) for gone in delayed.cancelled()] == [(result.id, "revoked")]
+    assert result.state == "REVOKED"
+
+
+def test_a_retry_backs_off_in_virtual_time(delayed, shop):
+    begin = delayed.now
+    shop.backs_off.delay("a")
+    delayed.run_until_idle()
+    ran = [(run.state, (run.at - begin).total_seconds()) for run in delayed.ran()]
+    assert ran == [("RETRY", 0), ("RETRY", 1), ("SUCCESS", 3)]
+
+
+def test_the_next_message_can_come_twice(delayed, shop):
+    shop.note.apply_async(("a", 1), countdown=60)
+    delayed.duplicate_next()
+    delayed.run_until_idle()
+    assert numbers(delayed) == [1, 1]
+
+
+@pytest.mark.parametrize(("late", "runs"), [(True, 1), (False, 0)])
+def test_a_worker_that_is_killed_loses_only_what_was_acknowledged_early(delayed, shop, late, runs):
+    shop.note.acks_late = late
+    shop.note.apply_async(("a", 1), countdown=60)
+    delayed.crash_worker()
+    delayed.run_until_idle()
+    assert len(delayed.ran()) == runs
+    shop.note.apply_async(("a", 2), countdown=60)
+    delayed.run_until_idle()
+    assert len(delayed.ran()) == runs + 1
+
+
+def test_after_an_outage_tasks_run_late_and_none_is_lost(delayed, shop):
+    begin = delayed.now
+    shop.note.apply_async(("a", 1), countdown=10)
+    shop.note.apply_async(("a", 2), countdown=1000)
+    delayed.outage(seconds=60)
+    delayed.run_until_idle()
+    late = [(ran.args[1], (ran.at - begin).total_seconds()) for ran in delayed.ran()]
+    # Each level that a message has not left when the outage begins may be left late.
+    assert [number for number, _ in late] == [1, 2]
+    assert 60 <= late[0][1] < 70
+    assert 1000 <= late[1][1] < 1060
+
+
+def test_plain_kombu_programs_have_virtual_time_too(delayed):
+    with Connection("amqp://", transport=OURS) as connection:
+        queue = Queue("mail")(connection.channel())
+        queue.declare()
+        connection.Producer().publish("hello", routing_key="mail", headers={"x-delay": 60_000})
+        connection.Producer().publish("lost", routing_key="nowhere", headers={"x-delay": 60_000})
+        assert delayed.waiting(queue="mail") == [call("", "hello", due_in=60)]
+        delayed.advance(minutes=1)
+        assert queue.get().payload == "hello"
+        assert delayed.parked() == [call("", "lost")]
+
+
+@pytest.mark.parametrize("moves", ["time-machine", "freezegun"])
+def test_a_clock_that_the_test_moves_already_is_the_one_that_counts(shop, moves):
+    begin = datetime(2030, 1, 1, tzinfo=UTC)
+    clock = (
+        time_machine.travel(begin, tick=False)
+        if moves == "time-machine"
+        else freezegun.freeze_time(begin)
+    )
+    with clock as moved, Delayed() as delayed:
+        assert delayed.now == begin
+        shop.note.apply_async(("a", 1), countdown=3600)
+        delayed.advance(minutes=30)
+        assert datetime.now(UTC) == begin + timedelta(minutes=30)
+        moved.move_to(begin + timedelta(hours=2))
+        assert delayed.ran() == []
+        delayed.run()
+        assert numbers(delayed) == [1]
+
+
+def test_a_program_that_waits_for_real_time_is_an_error_that_says_so(delayed):
+    with pytest.raises(StandsStillError, match="time stands still"):
+        time.sleep(1)
+    with (
+        Connection("amqp://", transport=OURS) as connection,
+        connection.Consumer(Queue("mail"), callbacks=[print]),
+        pytest.raises(StandsStillError, match="call `advance`"),
+    ):
+        connection.drain_events()
+
+
+def test_an_app_that_cannot_be_tested_so_is_an_error_that_names_the_remedy(delayed, shop):
+    shop.app.conf.task_always_eager = True
+    with pytest.raises(KitError, match="task_always_eager"):
+        delayed.run()
+    shop.app.conf.task_always_eager = False
+    shop.app.conf.broker_transport = "pyamqp"
+    shop.note.delay("a")
+    with pytest.raises(KitError, match="broker_transport = 'kombu_binary_delay:Transport'"):
+        delayed.run()
+
+
+def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "test-delayed-tasks.md").read_text()
+    tests = page.partition("<!-- file: test_shop.py -->\n```python\n")[2].partition("```\n")[0]
+    (tmp_path / "test_shop.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):
+    with (
+        Delayed() as delayed,
+        pytest.raises(KitError, match="another Delayed"),
+        Delayed(),
+    ):
+        pass
+    before = time.time()
+    assert abs(before - delayed.now.timestamp()) < 60
+    time.sleep(0.01)
+    assert time.time() > before
