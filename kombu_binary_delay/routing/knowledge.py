@@ -177,7 +177,6 @@ class Knowledge:
         #: The ladders that messages are published to: one for each lane, and then one for urgent
         #: messages if ``keeps_urgent_apart``.
         self.ladders = self.topology.lanes(settings.lanes)
-        self.lanes = len(self.ladders)
         self.keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
         if self.keeps_urgent_apart:
             self.ladders.append(self.topology.for_urgent())

@@ -161,7 +161,7 @@ class Mirrors:
             return
         for by_relay in {False, binding.to_queue and self._topology.can_have_relays}:
             bindings = self._bindings_for(binding, by_relay=by_relay)
-            yield Unbind(bindings, f"the removal of the binding {binding}")
+            yield Unbind(bindings, f"the removal of the binding of {binding.destination!r}")
 
     def repeatable_again(self) -> list[UserBinding]:
         """Return the bindings that can be repeated again, whatever other programs know.

@@ -46,7 +46,7 @@ class Plans:
         self._declares = known.declares
         self._queue_per_delay = known.settings.queue_per_delay
         self._ladders = known.ladders
-        self._lanes = known.lanes
+        self._lanes = known.settings.lanes
         #: How many messages there were, if there are several lanes.
         self._published = 0
 
