@@ -87,9 +87,9 @@ class Settings:
     :param lanes: the number of ladders to spread messages over, by message id; for clusters, whose
         nodes then share the work.
     :param journal: where to record what happens to delayed messages: ``"stream"`` for a stream on
-        the broker, or the path of a folder for rotating local files. By default, nowhere. On a
-        broker without streams, ``"stream"`` writes to the folder ``<namespace>-journal``
-        in the system's folder for temporary files, which a warning names.
+        the broker, or the path of a folder, with a slash in it, for rotating local files. By
+        default, nowhere. On a broker without streams, ``"stream"`` writes to the folder
+        ``<namespace>-journal`` in the system's folder for temporary files, which a warning names.
     :param journal_max_age: how long the stream keeps events: a number and one of the units ``Y``,
         ``M``, ``D``, ``h``, ``m`` and ``s``, as in RabbitMQ's ``x-max-age``. A stream that exists
         keeps its age; ``verify`` names the difference.
@@ -166,14 +166,22 @@ class Settings:
     def from_transport_options(cls, options: Mapping[str, Any] | None) -> Settings:
         """Read the settings from a connection's transport options.
 
-        :raises SettingsError: for an unknown key or an invalid value.
+        :raises SettingsError: for an unknown key or an invalid value; or if a setting, or a key
+            that is nearly ours, stands beside our key, where nothing would read it.
         """
+        known = [setting.name for setting in fields(cls)]
+        for key in options or {}:
+            if key in known:
+                raise SettingsError(
+                    f"{key!r} must be inside {KEY!r}: write {{{KEY!r}: {{{key!r}: ...}}}}"
+                )
+            if key != KEY and get_close_matches(str(key), [KEY], cutoff=0.8):
+                raise SettingsError(f"unknown transport option {key!r}; did you mean {KEY!r}?")
         given = (options or {}).get(KEY)
         if given is None:
             given = {}
         if not isinstance(given, Mapping):
             raise SettingsError(f"{KEY} must be a mapping of settings, got {given!r}")
-        known = [each.name for each in fields(cls)]
         for key in given:
             if key not in known:
                 raise SettingsError(f"{KEY}: unknown setting {key!r}{_instead(key, known)}")
@@ -213,10 +221,12 @@ class Settings:
             )
 
     def _check_journal(self) -> None:
-        if self.journal is not None and not (isinstance(self.journal, str) and self.journal):
+        journal = self.journal
+        is_path = isinstance(journal, str) and ("/" in journal or "\\" in journal)
+        if journal not in (None, STREAM) and not is_path:
             raise SettingsError(
-                f"{KEY}: journal must be {STREAM!r}, the path of a folder, or None, "
-                f"got {self.journal!r}"
+                f"{KEY}: journal must be {STREAM!r}, a folder's path with a slash in it such as "
+                f"'./journal', or None, got {journal!r}{_near(str(journal).lower(), [STREAM])}"
             )
         for name in ("journal_max_age", "amendments_max_age"):
             if not isinstance(age := getattr(self, name), str) or not _MAX_AGE.fullmatch(age):

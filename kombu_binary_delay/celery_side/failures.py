@@ -59,7 +59,8 @@ def in_words(exc: BaseException, *targets: Target) -> str:
             f"what listens at {places} closed the connection: {said}; RabbitMQ's port for AMQP is "
             f"{_PORT} by default, and {_TLS_PORT} for amqps://{_other(one)}"
         )
-    return f"no RabbitMQ answers at {places}: {said}{_other(one)}"
+    remedy = f"; start it{_other(one).replace('; ', ', or ').replace('change', 'correct')}"
+    return f"no RabbitMQ answers at {places}: {said}{remedy if one else ''}"
 
 
 def of_this_machine(exc: BaseException) -> str | None:

@@ -55,9 +55,9 @@ def check_url(url: str) -> None:
     :raises ValueError: without a part of the URL, which has a password.
     """
     for each in url.split(";"):
-        if "://" not in each:
+        if "://" not in each and not set(each) & set(":/@"):
             continue
-        if not is_broker_url(each):
+        if "://" not in each or not is_broker_url(each):
             raise ValueError(
                 "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
             )

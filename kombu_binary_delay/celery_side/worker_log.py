@@ -40,21 +40,24 @@ def _ready(sender: Any = None, **_: Any) -> None:
         return
     settings = Settings.from_transport_options(client.transport_options)
     version = str(connection.server_properties.get("version", ""))
-    logger.info("%s", line(settings, mechanism.router.topology, version))
+    is_refused = "refused" in mechanism.executor.last_warning
+    logger.info("%s", line(settings, mechanism.router.topology, version, is_refused=is_refused))
 
 
-def line(settings: Settings, topology: Topology, version: str) -> str:
+def line(settings: Settings, topology: Topology, version: str, *, is_refused: bool = False) -> str:
     """Write what a worker says of its transport.
 
     :param version: the broker's.
+    :param is_refused: whether the broker has refused a part of what it needs.
     """
     given = [
         f"{each.name}={value!r}"
         for each in fields(settings)
         if (value := getattr(settings, each.name)) != each.default
     ]
+    but = ", but RabbitMQ refused a part of what it needs, as the warning says" * is_refused
     return (
-        f"kombu-binary-delay is on: delayed tasks wait on RabbitMQ {version} in "
+        f"kombu-binary-delay is on{but}: delayed tasks wait on RabbitMQ {version} in "
         f"{describe(topology)}; settings: {', '.join(given) or 'the defaults'}"
     )
 

@@ -18,6 +18,7 @@ from .check import check
 from .create import create
 from .explain import explain
 from .export import export
+from .help import topic
 from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
@@ -27,23 +28,44 @@ from .teardown import teardown
 from .verify import verify
 from .web import web
 
+#: The subcommands, as the help groups them.
+GROUPS = {
+    "Look": (status, tasks, explain, web, check, verify),
+    "Change": (cancel, reschedule, redrive),
+    "Move and remove": (migrate, transfer, prune, teardown),
+    "Set up": (create, export),
+    "More": (spark, topic),
+}
+
+
+class _Grouped(click.Group):
+    """A group whose help has the commands first, and groups them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and then the options."""
+        width = max(map(len, self.commands))
+        for title, commands in GROUPS.items():
+            rows = [(f"{cmd.name:<{width}}", cmd.get_short_help_str(90)) for cmd in commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+        click.Command.format_options(self, ctx, formatter)
+
 
 @click.group(
     name="binary-delay",
+    cls=_Grouped,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 if all is well; 1 if something was found, such as a difference or a "
-    "parked message; 2 if it cannot be done as asked; 3 if it would lose messages, and was "
-    "refused; "
-    "4 if the broker or its management API does not answer, refuses the user, or has not confirmed "
-    "what was sent.",
+    epilog="'help settings' has the options of the ladder and the other settings, 'help exit' what "
+    "the exit status means. Every option may stand before the subcommand or after it, and in the "
+    "environment, such as BINARY_DELAY_BROKER.",
     help="""See and manage the delayed messages that wait in RabbitMQ.
 
-    Say where RabbitMQ is, and which settings your programs have, with the options below or with -A
-    and your Celery app. You can give them before or after the subcommand. All but -A can be set in
-    the environment, too: BINARY_DELAY_BROKER, BINARY_DELAY_TICK and so on.
+    Name the Celery app with -A, or RabbitMQ with -b.
     """,
 )
-@click.version_option(package_name="kombu-binary-delay")
+@click.version_option(
+    package_name="kombu-binary-delay", prog_name="kombu-binary-delay", help="Show the version."
+)
 @click.pass_context
 def binary_delay(context: click.Context, /, **given: Any) -> None:
     """See and manage the delayed messages that wait in RabbitMQ."""
@@ -55,29 +77,9 @@ def binary_delay(context: click.Context, /, **given: Any) -> None:
 
 
 binary_delay.params[:0] = place_options(after=False)
-for _subcommand in (
-    check,
-    create,
-    verify,
-    status,
-    tasks,
-    explain,
-    cancel,
-    reschedule,
-    export,
-    redrive,
-    migrate,
-    transfer,
-    prune,
-    teardown,
-    web,
-    spark,
-):
-    if _subcommand is not spark:
-        _subcommand.epilog = (
-            "Takes all options that 'kombu-binary-delay --help' lists, such as --tick."
-        )
-    binary_delay.add_command(_subcommand)
+for _subcommands in GROUPS.values():
+    for _subcommand in _subcommands:
+        binary_delay.add_command(_subcommand)
 
 
 def main() -> None:

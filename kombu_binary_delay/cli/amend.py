@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -13,13 +14,15 @@ import click
 
 from kombu_binary_delay import operate
 from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay.operate.text import plural
+from kombu_binary_delay.operate.waiting import JOURNAL
 
 from .command import FOUND, OK, Printer, dry_run, subcommand
 from .command import yes as no_question
 from .connect import Target
-from .sources import Place
+from .sources import TaskSource
 from .sources import choose as source
-from .values import Countdown, Moment
+from .values import UUID, Countdown, Moment
 
 
 class _TakesIds(click.Command):
@@ -66,13 +69,14 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
     help="""Cancel tasks or messages that wait, by id, or all that 'tasks' finds by a pattern.
 
     A cancelled task stays on the broker until it is due. Then the consumer that gets it drops it,
-    and a Celery worker reports it as revoked. What a worker has already got runs. By id, it does
-    not look whether there is such a task.
+    and a Celery worker reports it as revoked. What a worker has already got runs. An id that
+    Celery makes is not looked up; of another one, the journal is asked, or you.
 
     A cancellation by id is remembered for 31 days, or as the setting amendments_max_age says; with
     an --eta more than two days ahead, for so long from now and again from a day before that time.
-    By a pattern, the due times are known. For a pattern or a file, it says how many there are and,
-    on a terminal, asks before it acts. Ends with 1 if some could not be found or cancelled.
+    By a pattern, the due times are known. For a pattern or a file, it says how many there are and
+    asks before it acts; without a terminal, give --yes. Ends with 1 if some could not be found or
+    cancelled.
 
     An id is whatever its publisher has chosen. Give one that begins with a dash after --, where
     nothing is read as an option, and one with blanks or signs of the shell in quotes.
@@ -81,8 +85,8 @@ def _select(function: Callable[..., Any]) -> Callable[..., Any]:
       kombu-binary-delay cancel 2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1
       kombu-binary-delay -A shop cancel --name 'shop.mail.*' --dry-run
       kombu-binary-delay cancel --file ids.txt --eta 2030-01-31T12:00+00:00 --yes
-      kombu-binary-delay cancel --eta 2h -- '-7 of 9'
-      psql -Atc 'select task_id from void' | celery -A shop binary-delay cancel -
+      kombu-binary-delay cancel --eta 2h --yes -- '-7 of 9'
+      psql -Atc 'select id from void' | kombu-binary-delay -A shop cancel - --yes
     """,
 )
 @click.option(
@@ -157,11 +161,13 @@ def _amend(
     if due is not None and due <= time.time() * 1000:
         raise click.UsageError("the time has passed; give one that is still to come")
     more: dict[str, Any] = {}
-    typed = not _is_pattern(given) and given["file"] is None and "-" not in given["ids"]
+    is_seen = not _is_pattern(given) and given["file"] is None and "-" not in given["ids"]
+    if is_seen:
+        is_seen = yes or _are_ids(broker, action, given["ids"])
     if _is_pattern(given):
         if given["ids"] or given["file"]:
             raise click.UsageError("give ids or a pattern, not both")
-        chosen, more = _found(broker, **given)
+        chosen, more = _matching(broker, **given)
     else:
         ids = _ids(given["ids"], given["file"])
         if not ids:
@@ -177,8 +183,7 @@ def _amend(
         )
         # Find bad ids, and a broker without support, before the user is asked.
         planned = act(dry_run=True)
-        # The user has seen ids that are in the command itself.
-        if planned.ids and not dry_run and not typed:
+        if planned.ids and not dry_run and not is_seen:
             printer.confirm(f"{action} {_tasks(planned.ids)}", yes=yes)
         done = planned if dry_run else act()
     printer.show(done, "amended" if more else "amended_by_id", dry=dry_run, **more)
@@ -188,10 +193,41 @@ def _amend(
 
 def _is_pattern(given: dict[str, Any]) -> bool:
     words = "name", "queue", "due_after", "due_before"
-    return any(given[each] is not None for each in words)
+    return any(given[word] is not None for word in words)
 
 
-def _found(
+def _are_ids(broker: Target, action: str, ids: tuple[str, ...]) -> bool:
+    """Return whether what was typed is known to be ids: Celery's own, or those of the journal.
+
+    :raises click.UsageError: for a pattern.
+    :raises OperationError: for an id that the journal does not know.
+    """
+    for id_ in ids:
+        if set(id_) & set("*?["):
+            raise click.UsageError(
+                f"{id_!r} looks like a pattern, and this takes ids: give --name {shlex.quote(id_)} "
+                f"for all tasks with such a name; an id with such signs goes into a --file"
+            )
+    others = [id_ for id_ in ids if not UUID.fullmatch(id_)]
+    if not others:
+        return True
+    with broker.plain() as connection:
+        if not operate.has_journal(connection, broker.settings.namespace):
+            return False
+    with ExitStack() as stack:
+        table = TaskSource.of(broker, stack, JOURNAL, None).tasks()
+    known = {task.id for task in table.tasks(operate.Selection(ids=frozenset(others)))}
+    for id_ in others:
+        if id_ not in known:
+            raise operate.OperationError(
+                f"no task that waits has the id {id_!r}, says the journal, and it is no id that "
+                f"Celery makes; to {action} tasks by their name, give --name; to {action} it "
+                f"nevertheless, --yes"
+            )
+    return True
+
+
+def _matching(
     broker: Target,
     *,
     name: str | None,
@@ -204,14 +240,18 @@ def _found(
 ) -> tuple[operate.Chosen, dict[str, Any]]:
     select = operate.Selection(name, queue, frozenset(), due_after, due_before)
     with ExitStack() as stack:
-        found = Place.of(broker, stack, source, node_command).waiters(select)
-        chosen = operate.choose(found)
-        more = {"source": found.source, "complete": found.complete, "unseen": found.unseen()}
-        return chosen, more
+        table = TaskSource.of(broker, stack, source, node_command).tasks()
+    chosen = operate.choose(table.tasks(select))
+    more = {
+        "source": table.source,
+        "complete": table.complete,
+        "unseen": table.unseen(select),
+    }
+    return chosen, more
 
 
 def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:
-    listed = [each for each in given if each != "-"]
+    listed = [id_ for id_ in given if id_ != "-"]
     for lines in (file, sys.stdin if "-" in given else None):
         if lines is not None:
             try:
@@ -224,4 +264,4 @@ def _ids(given: tuple[str, ...], file: IO[str] | None) -> tuple[str, ...]:
 
 def _tasks(ids: tuple[str, ...]) -> str:
     first = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
-    return f"{len(ids):,} task{'' if len(ids) == 1 else 's'}: {first}"
+    return f"{plural(len(ids), 'task')}: {first}"

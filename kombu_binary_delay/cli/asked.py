@@ -44,7 +44,7 @@ class Asked:
         return replace(target, option=self.broker_option) if self.broker else target
 
 
-def place_options(*, after: bool) -> list[click.Option]:
+def place_options(*, after: bool, management: bool = False) -> list[click.Option]:
     """Return the options ``--app``, ``--broker`` and ``--management``, and one for each setting.
 
     :param after: whether they are for a subcommand. Options after it override those before it and
@@ -75,6 +75,7 @@ def place_options(*, after: bool) -> list[click.Option]:
             "--management",
             metavar="URL",
             envvar="BINARY_DELAY_MANAGEMENT",
+            hidden=not management,
             help="The URL of its management API.  [default: http:// and the broker's host, "
             "port 15672; with TLS https:// and port 15671]",
         ),
@@ -110,9 +111,12 @@ def asked_after(before: Asked, params: dict[str, Any]) -> Asked:
     return replace(before, **places, given={**before.given, **given})
 
 
-def accepts_places(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add to a subcommand the options that may also stand before it."""
+def accepts_places(function: Callable[..., Any], *, management: bool = False) -> Callable[..., Any]:
+    """Add to a subcommand the options that may also stand before it.
+
+    :param management: whether it asks the management API.
+    """
     made = vars(function).setdefault("__click_params__", [])
     # Click lists them in the reverse order.
-    made[:0] = reversed(place_options(after=True))
+    made[:0] = reversed(place_options(after=True, management=management))
     return function

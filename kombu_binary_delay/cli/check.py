@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +11,7 @@ import click
 from kombu_binary_delay import operate
 from kombu_binary_delay.operate.check import Finding
 
-from .command import FOUND, OK, Printer, subcommand
+from .command import FOUND, OK, Printer, subcommand, wrapped
 from .connect import Target
 from .values import Delay, Seconds
 
@@ -50,14 +48,14 @@ _INDENT = 19
 @partial(subcommand, drawn=False)
 def check(broker: Target, printer: Printer, delay: float, late: float) -> int:
     """Send one short delayed message through the ladder, and say what it saw."""
-    found = []
-    for each in _findings(broker, delay, late):
-        found.append(each)
+    findings = []
+    for finding in _findings(broker, delay, late):
+        findings.append(finding)
         if not printer.as_json:
-            _print(each)
-    passed = all(each.state != "error" for each in found)
+            _print(finding)
+    passed = all(finding.state != "error" for finding in findings)
     if printer.as_json:
-        printer.show(operate.Check(tuple(found), passed), "")
+        printer.show(operate.Check(tuple(findings), passed), "")
     return OK if passed else FOUND
 
 
@@ -66,9 +64,9 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
         yield Finding("transport", "note", "no app is given with -A: only the broker is looked at")
     else:
         fine = True
-        for each in operate.check_app(broker.app):
-            fine = fine and each.state != "error"
-            yield each
+        for finding in operate.check_app(broker.app):
+            fine = fine and finding.state != "error"
+            yield finding
         if not fine:
             yield Finding("delay", "note", "nothing was sent, and nothing declared")
             return
@@ -81,14 +79,8 @@ def _findings(broker: Target, delay: float, late: float) -> Iterator[Finding]:
 
 def _print(finding: Finding) -> None:
     mark, colour = _MARKS[finding.state]
-    width = max(shutil.get_terminal_size().columns - _INDENT, 40)
     remedy = f"→ {finding.remedy}".splitlines() if finding.remedy else []
-    texts = [finding.said, *remedy]
-    first, *rest = [
-        line
-        for text in texts
-        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-    ]
-    click.echo(f"{click.style(f'{mark:<6}', fg=colour)} {finding.what:<{_INDENT - 8}} {first}")
-    for line in rest:
-        click.echo(f"{'':{_INDENT}}{line}")
+    said = wrapped(f"{mark:<6} {finding.what:<{_INDENT - 8}} {finding.said}", _INDENT)
+    click.echo(click.style(said[:6], fg=colour) + said[6:])
+    for line in remedy:
+        click.echo(wrapped(f"{'':{_INDENT}}{line}", _INDENT))

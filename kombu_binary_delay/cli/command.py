@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, cast
 
 import click
@@ -67,26 +67,37 @@ class Printer:
         click.echo(wrapped(plain(text)), err=True)
 
     def confirm(self, text: str, *, yes: bool) -> None:
-        """Print what happens next and, on a terminal, ask for consent.
+        """Print what happens next, and ask for consent.
 
         :param yes: whether the user has already consented.
-        :raises OperationError: if the user says no.
+        :raises OperationError: if the user says no, or there is no terminal to ask on.
         """
         self.log(text)
-        if not yes and _is_terminal() and not click.confirm("Go on?", err=True):
+        if yes:
+            return
+        if not _is_terminal():
+            raise OperationError(
+                "nothing was changed: there is no terminal to confirm it on; give --yes"
+            )
+        if not click.confirm("Go on?", err=True):
             raise OperationError("nothing was changed, as you did not confirm it")
 
 
 def subcommand(
-    function: Callable[..., int | None], *, drawn: bool = True, cleaning: int = _CLEANING
+    function: Callable[..., int | None],
+    *,
+    management: bool = False,
+    drawn: bool = True,
+    cleaning: int = _CLEANING,
 ) -> Callable[..., None]:
     """Return a function that runs a subcommand with its broker and output, and sets the exit code.
 
+    :param management: whether it asks the management API.
     :param drawn: whether it uses :meth:`Printer.show`.
     :param cleaning: how many seconds it may go on after a signal.
     """
 
-    @accepts_places
+    @partial(accepts_places, management=management)
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @click.pass_context
     @wraps(function)
@@ -133,26 +144,26 @@ def _ended_by_signals(cleaning: int) -> Iterator[None]:
     is_ending = False
     if threading.current_thread() is threading.main_thread():
         known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
-        handlers = {each: signal.getsignal(each) for each in known if each}
+        handlers = {number: signal.getsignal(number) for number in known if number}
         usual = (signal.SIG_DFL, signal.default_int_handler)
-        before = {each: handler for each, handler in handlers.items() if handler in usual}
+        before = {number: handler for number, handler in handlers.items() if handler in usual}
 
     def end(number: int, _: object) -> None:
         nonlocal is_ending
         is_ending = True
-        for each, handler in before.items():
-            signal.signal(each, handler if each != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
+        for sign, handler in before.items():
+            signal.signal(sign, handler if sign != getattr(signal, "SIGHUP", 0) else signal.SIG_IGN)
         if hasattr(signal, "alarm"):
             signal.alarm(cleaning)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    for each in before:
-        signal.signal(each, end)
+    for sign in before:
+        signal.signal(sign, end)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
         # Otherwise an alarm is the program's own.
         if is_ending and hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -205,14 +216,17 @@ def _fail(printer: Printer, code: int, reason: object) -> int:
     return code
 
 
-def wrapped(text: str) -> str:
-    """Return text with its lines broken between words, to the terminal's width."""
+def wrapped(text: str, indent: int = 2) -> str:
+    """Return a paragraph with its lines broken between words, to the terminal's width.
+
+    :param indent: how far to the right the lines after the first begin.
+    """
     if not sys.stderr.isatty():
         return text
     return textwrap.fill(
         text,
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
+        max(shutil.get_terminal_size().columns, indent + 40),
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -222,16 +236,16 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
+yes = click.option("--yes", is_flag=True, help="Do not ask; without a terminal, it is needed.")
 dry_run = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done, and change nothing."
 )
 
 
 def _names_of_queues(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
-    for each in values:
-        if not 0 < len(each.encode(errors="surrogateescape")) <= MAX_KEY:
-            raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {each!r}")
+    for name in values:
+        if not 0 < len(name.encode(errors="surrogateescape")) <= MAX_KEY:
+            raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {name!r}")
     return values
 
 

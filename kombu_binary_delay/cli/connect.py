@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
+from amqp.exceptions import AccessRefused
 from kombu import Connection
 from kombu.transport import pyamqp, resolve_transport
 
@@ -141,11 +143,11 @@ class Target:
         if connection is None:
             return [*lanes, urgent] if topology.keeps_urgent_apart(server or {}) else lanes
         needed = ahead and topology.keeps_urgent_apart(connection.connection.server_properties)
-        # It may be from before an upgrade.
-        with Probe(connection) as probe:
-            if needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct))):
-                lanes.append(urgent)
-        return lanes
+        # RabbitMQ 4.3 answers only who has a permission on the name, and needs no such ladder.
+        with Probe(connection) as probe, suppress(AccessRefused):
+            # It may be from before an upgrade.
+            needed = needed or any(map(probe.has_exchange, (urgent.level_name(0), urgent.direct)))
+        return [*lanes, urgent] if needed else lanes
 
     def filled(self, connection: Any, ladder: str | None = None) -> list[Topology]:
         """Return the topologies among which a connection by our transport chooses to publish.
@@ -158,7 +160,7 @@ class Target:
     def part(self, lanes: Sequence[Topology]) -> Part:
         """Return all parts of ladders that lead to one delivery side."""
         direct = self.settings.queue_per_delay
-        wholes = [part for each in lanes for part in each.parts(direct=direct).values()]
+        wholes = [part for lane in lanes for part in lane.parts(direct=direct).values()]
         return sum(wholes, Part()).distinct()
 
     def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
@@ -205,16 +207,16 @@ class Target:
         return [
             operate.verify(
                 management,
-                each,
+                lane,
                 declares=expected.declares,
                 direct=expected.direct,
                 relays=expected.relays,
                 must_exist=ladder is not None,
-                drained=each in expected.drained,
+                drained=lane in expected.drained,
                 user=user,
-                **(shared if each is expected.lanes[0] else {}),
+                **(shared if lane is expected.lanes[0] else {}),
             )
-            for each in expected.lanes
+            for lane in expected.lanes
         ]
 
     def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
@@ -270,9 +272,9 @@ class Target:
         if other is not None:
             return other
         for name in (ladder, f"{self.settings.namespace}.{VERSION}-{ladder}"):
-            found = topology_of_name(f"{name}.")
-            if found is not None and found.prefix == name:
-                return found
+            named = topology_of_name(f"{name}.")
+            if named is not None and named.prefix == name:
+                return named
         example = f"{self.settings.namespace}.{VERSION}-125ms-2x31-classic"
         raise click.BadParameter(
             f"{ladder!r} is no ladder's name, such as '125ms-2x31', {example!r}, "
@@ -282,13 +284,15 @@ class Target:
 
 def _settings_of(app: Any) -> Mapping[str, Any]:
     options = app.conf.broker_transport_options or {}
-    if isinstance(given := options.get(KEY) or {}, Mapping):
-        return given
+    given = options.get(KEY) or {}
     try:
-        Settings.from_transport_options(options)
+        # An option can replace an invalid value, but not what stands in the wrong place.
+        Settings.from_transport_options(
+            {**options, KEY: {} if isinstance(given, Mapping) else given}
+        )
     except SettingsError as exc:
         raise click.UsageError(str(exc)) from exc
-    return {}
+    return given
 
 
 def _is_over_tls(transport: Any) -> bool:

@@ -75,7 +75,7 @@ def hanging(mark: str, text: str, style: str) -> RenderableType:
 
 def lines_of(drawn: Iterable[RenderableType], on: Console) -> list[list[Segment]]:
     """Return what is drawn as lines of a terminal."""
-    return [line for each in drawn for line in on.render_lines(each, pad=False)]
+    return [line for part in drawn for line in on.render_lines(part, pad=False)]
 
 
 def cropped(
@@ -92,7 +92,7 @@ def cropped(
     head, rest = lines_of(top, on), lines_of(body, on)
     head = _cut(head, max(room - 2, 1), on)
     shown = head + _cut(rest, room - len(head), on)
-    return Segments([each for line in shown for each in (*line, Segment.line())][:-1])
+    return Segments([segment for line in shown for segment in (*line, Segment.line())][:-1])
 
 
 def _cut(lines: list[list[Segment]], room: int, on: Console) -> list[list[Segment]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from kombu_binary_delay import operate
@@ -39,7 +41,7 @@ from .connect import Target
     "repeated.",
 )
 @dry_run
-@subcommand
+@partial(subcommand, management=True)
 def create(
     broker: Target,
     printer: Printer,

@@ -71,8 +71,8 @@ def explain(
         printer.show(explanation, "explanation")
         return OK
     with ExitStack() as stack:
-        place = sources.Place.of(broker, stack, source, node_command)
-        story = place.story(task or str(delay))
+        tasks = sources.TaskSource.of(broker, stack, source, node_command)
+        story = tasks.story(task or str(delay))
     more: dict[str, Any] = {}
     if story.task is not None:
         more["task"] = sources.words_of(story.task)

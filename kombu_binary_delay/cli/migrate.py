@@ -11,12 +11,11 @@ import click
 from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, stream_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.migrate import refuse_a_circle
 
 from .command import FOUND, OK, SOON, Printer, dry_run, subcommand
 from .connect import Target
-from .failures import named
-from .progress import bar
 
 _from_ladder = click.option(
     "--from",
@@ -63,7 +62,7 @@ _exchange = click.option(
 )
 @_exchange
 @dry_run
-@partial(subcommand, cleaning=SOON)
+@partial(subcommand, management=True, cleaning=SOON)
 def migrate(
     broker: Target,
     printer: Printer,
@@ -108,7 +107,7 @@ def migrate(
 @_from_queue
 @_exchange
 @dry_run
-@partial(subcommand, cleaning=SOON)
+@partial(subcommand, management=True, cleaning=SOON)
 def transfer(
     broker: Target,
     printer: Printer,
@@ -143,7 +142,7 @@ def _move(
         if here is there:
             # What is urgent may be on a ladder that both have.
             filled = here.filled(connection, to)
-            ladders = [each for each in ladders if each not in filled] or ladders
+            ladders = [ladder for ladder in ladders if ladder not in filled] or ladders
         source: list[Topology] | str = queue or ladders
         snapshot = operate.Snapshot.read(management)
         planned = operate.plan(connection, snapshot, source)
@@ -180,6 +179,8 @@ def _move(
         if here is there and not queue and _is_of_one_journal(ladders[0], target[0]):
             connect = partial(connect, journal=None)
     brokers = (here,) if here is there else (here, there)
+    from .progress import bar  # noqa: PLC0415 - Rich comes with the extra `cli`
+
     with named(*brokers), bar("move", planned.messages) as update:
         done = operate.migrate(
             here.plain,

@@ -41,8 +41,8 @@ HELP = {
     "m and s.  [default: 31D]",
     "lanes": "How many ladders side by side programs use, to share the work among the nodes of a "
     "cluster.  [default: 1]",
-    "journal": "'stream' for a journal in a stream on the broker, or a folder for one in local "
-    "files.  [default: no journal]",
+    "journal": "'stream' for a journal in a stream on the broker, or a folder's path for one in "
+    "local files.  [default: no journal]",
     "journal_max_age": "How long the stream keeps the journal: a number and one of Y, M, D, h, m "
     "and s.  [default: 7D]",
     "journal_arguments": "Whether the journal has the arguments of tasks.  [default: yes]",
@@ -51,28 +51,29 @@ HELP = {
 }
 
 
-def settings_options(prefix: str = "") -> list[click.Option]:
+def settings_options(prefix: str = "", *, hidden: bool = True) -> list[click.Option]:
     """Return an option for each setting.
 
-    :param prefix: the prefix of the parameters' names. With one, the options are not listed in the
-        help, and do not read environment variables.
+    :param prefix: the prefix of the parameters' names. With one, the options do not read
+        environment variables.
+    :param hidden: whether the help of their command leaves them out.
     """
     made = []
-    for each in fields(Settings):
-        if each.name in NOT_FOR_OPERATORS:
+    for setting in fields(Settings):
+        if setting.name in NOT_FOR_OPERATORS:
             continue
-        name = each.name.replace("_", "-")
-        switch = isinstance(each.default, bool)
+        name = setting.name.replace("_", "-")
+        switch = isinstance(setting.default, bool)
         made.append(
             click.Option(
-                [f"--{name}/--no-{name}" if switch else f"--{name}", f"{prefix}{each.name}"],
+                [f"--{name}/--no-{name}" if switch else f"--{name}", f"{prefix}{setting.name}"],
                 default=None,
                 callback=_read,
-                envvar=None if prefix else f"BINARY_DELAY_{each.name.upper()}",
-                metavar=None if switch else each.name.upper(),
-                help=HELP[each.name],
+                envvar=None if prefix else f"BINARY_DELAY_{setting.name.upper()}",
+                metavar=None if switch else setting.name.upper(),
+                help=HELP[setting.name],
                 is_eager=True,
-                hidden=bool(prefix),
+                hidden=hidden,
             )
         )
     return made
@@ -84,7 +85,7 @@ def _read(context: click.Context, option: click.Parameter, value: Any) -> Any:
     name = option.opts[0]
     if name in ("--tick", "--levels", "--radix", "--lanes"):
         try:
-            numbers = [int(each) for each in value.split(",")]
+            numbers = [int(number) for number in value.split(",")]
         except ValueError:
             by = context.get_parameter_source(str(option.name))
             variable = f", as {option.envvar} says" * (by == ParameterSource.ENVIRONMENT)

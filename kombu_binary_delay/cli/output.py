@@ -18,17 +18,18 @@ from kombu_binary_delay.operate import (
     Difference,
     Explanation,
     Migration,
-    Plan,
+    Preview,
     Pruning,
     Redrive,
+    Selection,
     Story,
+    TaskTable,
     Teardown,
     Verification,
-    Waiters,
     WaitingTask,
 )
 from kombu_binary_delay.operate.amend import CANCEL
-from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.text import plain, plural
 from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
@@ -67,14 +68,12 @@ def explanation(value: Explanation) -> RenderableType:
     way.add_column("in the queue", overflow="fold")
     for name in ("from, s", "until, s"):
         way.add_column(name, justify="right", no_wrap=True, style="dim")
-    for stay in value.stays:
-        wait = stay.ends - stay.begins
-        way.add_row(
-            human(wait), stay.queue, *(f"{at / 1000:.10g}" for at in (stay.begins, stay.ends))
-        )
+    for wait in value.waits:
+        begins, ends = (f"{at / 1000:.10g}" for at in (wait.begins, wait.ends))
+        way.add_row(human(wait.ends - wait.begins), wait.queue, begins, ends)
     end = Text(f"arrives at {place(value.destination)}", style="bold green")
-    stays: list[RenderableType] = ["", way] if value.stays else []
-    return Group(facts, *stays, end, *_notes(value.notes))
+    waits: list[RenderableType] = ["", way] if value.waits else []
+    return Group(facts, *waits, end, *_notes(value.notes))
 
 
 def _digits(value: Explanation) -> Text:
@@ -107,14 +106,14 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
         table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=ratio)
     table.add_column("for", no_wrap=True, overflow="ellipsis", max_width=width // 4)
     table.add_column("retries", justify="right", no_wrap=True)
-    for each in value:
+    for task in value:
         table.add_row(
-            moment(each.due, zone=False),
-            Text(from_now(each.due), style="cyan"),
-            Text(plain(each.id or "-"), style="bold"),
-            plain(each.call),
-            plain(each.queue),
-            "" if each.retries is None else f"{each.retries}",
+            moment(task.due, zone=False),
+            Text(from_now(task.due), style="cyan"),
+            Text(plain(task.id or "-"), style="bold"),
+            plain(task.call),
+            plain(task.queue),
+            "" if task.retries is None else f"{task.retries}",
         )
     return Group(table, foot)
 
@@ -122,15 +121,15 @@ def tasks(value: Sequence[WaitingTask], foot: RenderableType) -> RenderableType:
 def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
     """Draw each task in two lines, cut to the width."""
     lines = []
-    for each in value:
-        retries = f"   retry {each.retries}" if each.retries else ""
-        tail = Text(f"   for {plain(each.queue)}{retries}", "dim")
+    for task in value:
+        retries = f"   retry {task.retries}" if task.retries else ""
+        tail = Text(f"   for {plain(task.queue)}{retries}", "dim")
         head = Text.assemble(
-            moment(each.due),
-            (f"  {from_now(each.due):10}", "cyan"),
-            (f"  {plain(each.id or '-')}", "bold"),
+            moment(task.due),
+            (f"  {from_now(task.due):10}", "cyan"),
+            (f"  {plain(task.id or '-')}", "bold"),
         )
-        rest = Text(f"  {plain(each.call)}")
+        rest = Text(f"  {plain(task.call)}")
         room = width - tail.cell_len
         if room > 20:
             rest.truncate(room, overflow="ellipsis")
@@ -141,13 +140,12 @@ def task_lines(value: Sequence[WaitingTask], width: int) -> list[Text]:
     return lines
 
 
-def task_foot(found: Waiters, shown: int, matched: int) -> RenderableType:
+def task_foot(table: TaskTable, select: Selection, shown: int) -> RenderableType:
     """Draw how many tasks there are, where they were read, and what is not included."""
+    matched, unseen = table.count(select), table.unseen(select)
     those = f"{matched:,} waiting" if shown == matched else f"{shown:,} of {matched:,} waiting"
-    lines = [Text.assemble((those, "bold"), (f", from the {found.source}", "dim"))]
-    if found.complete:
-        return Group(*lines, *_notes(found.unseen()))
-    return Group(*lines, *(hanging("!", each, "yellow") for each in found.unseen()))
+    line = Text.assemble((those, "bold"), (f", from the {table.source}", "dim"))
+    return Group(line, *(_notes(unseen) if table.complete else _reasons(unseen)))
 
 
 def counts(value: Sequence[Count], what: str, foot: RenderableType) -> RenderableType:
@@ -157,12 +155,12 @@ def counts(value: Sequence[Count], what: str, foot: RenderableType) -> Renderabl
     table.add_column("waiting", justify="right", no_wrap=True)
     table.add_column("first due (UTC)", no_wrap=True)
     table.add_column("last due (UTC)", no_wrap=True)
-    for each in value:
+    for count in value:
         table.add_row(
-            plain(each.value) or "(no task)",
-            f"{each.tasks:,}",
-            moment(each.first, zone=False),
-            moment(each.last, zone=False),
+            plain(count.value) or "(no task)",
+            f"{count.tasks:,}",
+            moment(count.first, zone=False),
+            moment(count.last, zone=False),
         )
     return Group(table, foot) if value else foot
 
@@ -178,7 +176,7 @@ def story(value: Story) -> RenderableType:
         facts.add_row("called", plain(task.call))
         facts.add_row("for", plain(task.queue))
     for event in value.events:
-        words = [moment(event.at)]
+        words = ["when is not recorded" if event.at is None else moment(event.at)]
         if event.kind == "scheduled" and event.due is not None:
             words.append(f"due {moment(event.due)}")
         if event.retries:
@@ -213,7 +211,9 @@ def verification(value: Verification) -> RenderableType:
         else Text("not sound", style="bold red")
     )
     said: set[str] = set()
-    return Group(head, *(_difference(each, said) for each in value.differences), verdict)
+    return Group(
+        head, *(_difference(difference, said) for difference in value.differences), verdict
+    )
 
 
 def _difference(value: Difference, said: set[str]) -> RenderableType:
@@ -263,7 +263,7 @@ def creation(value: Creation, *, dry: bool = False) -> RenderableType:
         Text(f"{_count(value.bindings, 'binding')} {_done(dry, 'declared')}{stale}"),
         *_names(value.exchanges, "exchange"),
         *_names(value.queues, "queue"),
-        *(hanging("!", OTHER_AGE.format(each), "yellow") for each in value.other_age),
+        *(hanging("!", OTHER_AGE.format(name), "yellow") for name in value.other_age),
     )
 
 
@@ -284,6 +284,10 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
     if value.keeps:
         kept = ", ".join(value.keeps)
         lines.append(Text(f"the delivery side stays, for {kept}", style="yellow"))
+    if value.journal:
+        text = f"the journal {value.journal} stays, and may have arguments of tasks: delete that "
+        text += "queue if nobody needs it"
+        lines.append(hanging("!", text, "yellow"))
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
 
 
@@ -331,15 +335,15 @@ def redriven(value: Redrive) -> RenderableType:
     table.add_column("destination", overflow="fold")
     table.add_column("sent on", justify="right", no_wrap=True)
     table.add_column("still parked", justify="right", no_wrap=True)
-    for each in value.parked:
-        stays = Text(f"{each.stays:,}", style=_left(each.stays))
-        table.add_row(place(each.destination), f"{each.sent:,}", stays)
+    for parked in value.parked:
+        stays = Text(f"{parked.stays:,}", style=_left(parked.stays))
+        table.add_row(place(parked.destination), f"{parked.sent:,}", stays)
     shown: list[RenderableType] = [table] if table.row_count else []
     shown += _reasons(value.reasons)
     return Group(*(shown or [Text("nothing is parked")]))
 
 
-def plan(value: Plan, *, dry: bool = True) -> RenderableType:
+def plan(value: Preview, *, dry: bool = True) -> RenderableType:
     """Draw what would be moved."""
     del dry
     table = Table(box=None, header_style="dim", pad_edge=False)
@@ -356,7 +360,9 @@ def migration(value: Migration) -> RenderableType:
     """Draw what was moved."""
     rate = f", {value.moved / value.seconds:,.0f} a second" if value.moved > 1000 else ""
     lines: list[RenderableType] = [
-        Text(f"{value.moved:,} messages moved in {value.seconds:.1f} s{rate}", style="green")
+        Text(
+            f"{plural(value.moved, 'message')} moved in {value.seconds:.1f} s{rate}", style="green"
+        )
     ]
     if value.kept:
         lines.append(Text(f"{value.kept:,} stay: they do not wait for a time that is to come"))
@@ -402,8 +408,7 @@ def _notes(sentences: Iterable[str]) -> list[RenderableType]:
 
 
 def _count(of: int | Sequence[str], what: str) -> str:
-    number = of if isinstance(of, int) else len(of)
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return plural(of if isinstance(of, int) else len(of), what)
 
 
 def _done(dry: bool, what: str) -> str:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
     """Yield a function to which the caller passes how many of ``total`` messages are done."""
-    if not sys.stderr.isatty() or not total:
-        yield lambda count: None  # noqa: ARG005 - nobody looks
-        return
-    with click.progressbar(
-        length=total, label=label, file=sys.stderr, show_pos=True, width=0
-    ) as shown:
-
-        def update(count: int) -> None:
-            shown.update(max(min(count, total) - shown.pos, 0))
-
-        yield update
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not (console.is_terminal and total)) as shown:
+        task = shown.add_task(label, total=total)
+        yield lambda count: shown.update(task, completed=min(count, total))

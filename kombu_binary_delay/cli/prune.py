@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from kombu_binary_delay import operate
@@ -24,7 +26,7 @@ from .connect import Target
     """,
 )
 @dry_run
-@subcommand
+@partial(subcommand, management=True)
 def prune(broker: Target, printer: Printer, dry_run: bool) -> None:
     """Remove queues that each serve one delay, and what leads to nothing, where they are empty."""
     with broker.plain() as connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ from kombu_binary_delay.operate.reading import UNREADABLE
 from . import words
 from .command import FOUND, OK, SOON, Printer, dry_run, ladder, subcommand
 from .connect import Target
-from .progress import bar
 from .values import Places
 
 
@@ -46,7 +44,7 @@ from .values import Places
 @click.option("--to", type=Places(), help="Send them to this queue, or exchange:key, instead.")
 @ladder
 @dry_run
-@partial(subcommand, cleaning=SOON)
+@partial(subcommand, management=True, cleaning=SOON)
 def redrive(
     broker: Target,
     printer: Printer,
@@ -66,13 +64,14 @@ def redrive(
             printer.log("which of them --only takes is seen when they are taken")
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return FOUND if planned.reasons else OK
+    from .progress import bar  # noqa: PLC0415 - Rich comes with the extra `cli`
+
     with bar("redrive", planned.messages) as update:
         done = operate.redrive(
             broker.plain, topology, management, only=only, to=place, progress=update
         )
-    sys.stderr.flush()
-    found = {each.destination for each in done.parked}
-    if only and UNREADABLE not in only and found.isdisjoint(only) and not done.reasons:
+    places = {parked.destination for parked in done.parked}
+    if only and UNREADABLE not in only and places.isdisjoint(only) and not done.reasons:
         printer.log(f"! nothing is parked for {' or '.join(map(words.place, only))}")
     sums: dict[str, Any] = {"sent": done.sent, "stays": done.stays, "unreadable": done.unreadable}
     printer.show(done, "redriven", **sums)
@@ -87,18 +86,18 @@ def _existing(connection: Any, places: tuple[Destination, ...], printer: Printer
     if len(places) == 1:
         return places[0]
     with Probe(connection) as probe:
-        found = [
-            each
-            for each in places
-            if (probe.has_exchange if each.exchange else probe.has_queue)(
-                each.exchange or each.routing_key
+        existing = [
+            place
+            for place in places
+            if (probe.has_exchange if place.exchange else probe.has_queue)(
+                place.exchange or place.routing_key
             )
         ]
-    if len(found) > 1:
+    if len(existing) > 1:
         raise click.UsageError(
-            f"--to can be {' or '.join(map(words.place, found))}, which exist: messages would go "
-            f"to one of them; use a queue, as :NAME"
+            f"--to can be {' or '.join(map(words.place, existing))}, which exist: messages would "
+            f"go to one of them; use a queue, as :NAME"
         )
-    for each in found:
-        printer.log(f"--to is {words.place(each)}")
-    return (found or list(places))[0]
+    for place in existing:
+        printer.log(f"--to is {words.place(place)}")
+    return (existing or list(places))[0]

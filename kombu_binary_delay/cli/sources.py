@@ -43,7 +43,7 @@ def choose(function: Callable[..., Any]) -> Callable[..., Any]:
     return source(command(function))
 
 
-class Place:
+class TaskSource:
     """One source of tasks, ready to be read.
 
     :param connection: an open connection, for the journal; None for the node.
@@ -71,7 +71,7 @@ class Place:
         source: str | None,
         command: str | None,
         said: set[str] | None = None,
-    ) -> Place:
+    ) -> TaskSource:
         """Return the requested source, or else the one that exists.
 
         :param stack: closes the connections.
@@ -88,15 +88,15 @@ class Place:
         amending = stack.enter_context(broker.delaying())
         return cls(broker, connection, command, amending, set() if said is None else said)
 
-    def waiters(self, select: operate.Selection) -> operate.Waiters:
-        """Return the delayed tasks of this source, with all amendments until now."""
+    def tasks(self) -> operate.TaskTable:
+        """Read the waiting tasks, with all amendments until now."""
         judge = self._judge()
         if self._connection is None:
             return operate.from_node(
-                self._command, self._vhost, self._topology, select, judge, cluster=self._cluster()
+                self._command, self._vhost, self._topology, judge, cluster=self._cluster()
             )
         return operate.from_journal(
-            self._connection, self._topology, select, judge, namespace=self._namespace
+            self._connection, self._topology, judge, namespace=self._namespace
         )
 
     def story(self, task_id: str) -> operate.Story:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from kombu_binary_delay.settings import Settings
 
 from .command import FOUND, OK, Printer, ladder, subcommand
 from .connect import Target
-from .sources import Place, choose
+from .sources import TaskSource, choose
 from .values import Seconds
 
 _HISTORY = 60  # looks
@@ -63,7 +64,7 @@ _HISTORY = 60  # looks
 )
 @choose
 @ladder
-@subcommand
+@partial(subcommand, management=True)
 def status(
     broker: Target,
     printer: Printer,
@@ -82,26 +83,26 @@ def status(
         management = broker.management(connection)
         topology = broker.topology(ladder)
         expected = broker.expected(connection, ladder)
-        asked = {each.prefix for each in expected.lanes}
+        asked = {lane.prefix for lane in expected.lanes}
         if ladder is not None:
             # Those of the settings are in use, whichever is asked for.
             used = broker.expected(connection).lanes
-            own = [each for each in used if topology.owns(each.delivery)]
+            own = [lane for lane in used if topology.owns(lane.delivery)]
             if destinations and not own:
                 raise click.UsageError(_not_read(topology, broker.settings))
             lanes = dict.fromkeys((*expected.lanes, *own))
             expected = replace(expected, lanes=tuple(lanes))
-        place = Place.of(broker, stack, source, node_command) if destinations else None
+        tasks = TaskSource.of(broker, stack, source, node_command) if destinations else None
 
-        def look() -> _Look:
-            found = operate.status(
+        def look() -> _View:
+            status = operate.status(
                 connection,
                 management,
                 topology,
                 expected,
                 amending if broker.settings.amendments else None,
             )
-            return _Look.of(found, place)
+            return _View(status, None if tasks is None else tasks.tasks())
 
         if watch:
             # The user ends it with Ctrl-C.
@@ -113,7 +114,7 @@ def status(
                 _watch(look, every)
             return OK
         seen = look()
-    if ladder is not None and asked.isdisjoint(each.name for each in seen.status.ladders):
+    if ladder is not None and asked.isdisjoint(shown.name for shown in seen.status.ladders):
         raise operate.OperationError(f"nothing of the ladder {ladder} exists in this virtual host")
     _show(printer, seen)
     return FOUND if seen.status.troubles or not seen.complete else OK
@@ -121,7 +122,7 @@ def status(
 
 def _not_read(topology: Topology, settings: Settings) -> str:
     """Return why the destinations on a ladder that is none of the settings' are not counted."""
-    names = [name for name, each in FOREIGN_LADDERS.items() if each == topology]
+    names = [name for name, other in FOREIGN_LADDERS.items() if other == topology]
     if names:
         instead = f"give --foreign-ladder {names[0]}, too"
     elif settings.foreign_ladder is not None:
@@ -135,47 +136,36 @@ def _not_read(topology: Topology, settings: Settings) -> str:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """The result of one look; without destinations unless they were requested."""
+class _View:
+    """The result of one look; without tasks unless their destinations were requested."""
 
     status: operate.Status
-    waiters: operate.Waiters | None = None
-    counts: Sequence[operate.Count] = ()
-    matched: int = 0
-
-    @classmethod
-    def of(cls, found: operate.Status, place: Place | None) -> _Look:
-        if place is None:
-            return cls(found)
-        waiters = place.waiters(operate.Selection())
-        passed = operate.Tally(waiters)
-        counts = operate.count_by(passed, "queue")
-        return cls(found, waiters, tuple(counts), passed.count)
+    tasks: operate.TaskTable | None = None
 
     @property
     def complete(self) -> bool:
-        return self.waiters is None or self.waiters.complete
+        return self.tasks is None or self.tasks.complete
 
     def drawn(self) -> list[Any]:
         from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
-        if self.waiters is None:
+        if self.tasks is None:
             return []
-        foot = output.task_foot(self.waiters, self.matched, self.matched)
-        return [output.counts(self.counts, "destination", foot), ""]
+        foot = output.task_foot(self.tasks, operate.Selection(), self.tasks.count())
+        return [output.counts(self.tasks.count_by("queue"), "destination", foot), ""]
 
 
-def _show(printer: Printer, seen: _Look) -> None:
+def _show(printer: Printer, seen: _View) -> None:
     if printer.as_json:
         more: dict[str, Any] = {}
-        if seen.waiters is not None:
-            more["destinations"] = [asdict(each) for each in seen.counts]
-            more.update(
-                source=seen.waiters.source,
-                matched=seen.matched,
-                complete=seen.waiters.complete,
-                unseen=seen.waiters.unseen(),
-            )
+        if seen.tasks is not None:
+            more = {
+                "destinations": [asdict(count) for count in seen.tasks.count_by("queue")],
+                "source": seen.tasks.source,
+                "matched": seen.tasks.count(),
+                "complete": seen.tasks.complete,
+                "unseen": seen.tasks.unseen(),
+            }
         printer.show(seen.status, "status", **more)
         return
     from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
@@ -183,7 +173,7 @@ def _show(printer: Printer, seen: _Look) -> None:
     output.console().print(output.status(seen.status, *seen.drawn()))
 
 
-def _watch(look: Callable[[], _Look], every: float) -> None:
+def _watch(look: Callable[[], _View], every: float) -> None:
     from .console import watch  # noqa: PLC0415 - Rich comes with the extra `cli`
     from .status_screen import watched  # noqa: PLC0415 - see above
 
@@ -193,7 +183,10 @@ def _watch(look: Callable[[], _Look], every: float) -> None:
         seen = look()
         ladders = seen.status.ladders
         history.append(
-            (sum(each.rate_in for each in ladders), sum(each.rate_out for each in ladders))
+            (
+                sum(ladder.rate_in or 0.0 for ladder in ladders),
+                sum(ladder.rate_out or 0.0 for ladder in ladders),
+            )
         )
         return watched(seen.status, list(history), *seen.drawn())
 

@@ -53,21 +53,18 @@ def _head(value: Status) -> Text:
 
 
 def _summary(value: Status) -> Text:
-    parts: list[str | tuple[str, str]] = [
-        ("parked ", "dim"),
-        (f"{value.parked:,}", "bold red" if value.parked else "green"),
-        ("   in relays ", "dim"),
-        (f"{value.relays:,}", ""),
-    ]
-    if value.amendments is not None:
-        active = value.amendments.active
-        parts.append(("   amendments ", "dim"))
-        parts.append(("not readable", "yellow") if active is None else (f"{active:,}", ""))
+    parts: list[str | tuple[str, str]] = []
+    for figure in value.figures:
+        parts.append((f"{'   ' if parts else ''}{figure.name} ", "dim"))
+        if figure.count is None:
+            parts.append(("not readable", "yellow"))
+        else:
+            parts.append((f"{figure.count:,}", "bold red" if figure.is_bad else ""))
     return _one_line(*parts)
 
 
 def _troubles(value: Status) -> list[RenderableType]:
-    return [hanging("!", each, "bold red") for each in value.troubles]
+    return [hanging("!", trouble, "bold red") for trouble in value.troubles]
 
 
 def _body(value: Status, history: History = ()) -> Iterator[RenderableType]:
@@ -91,12 +88,12 @@ def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
     yield _one_line((ladder.name, "bold cyan"), (state, "yellow"))
     if not ladder.messages:
         said = "empty" if ladder.current else "empty: 'teardown --ladder' removes it"
-        if any(each.trouble for each in ladder.queues):
+        if any(queue.trouble for queue in ladder.queues):
             said = "no messages that are known of: see what is wrong"
         yield Text(f"{said}\n", style="dim")
         return
     parts: list[str | tuple[str, str]] = [(f"{ladder.messages:,}", "bold"), (" waiting", "dim")]
-    if rates:
+    if rates and ladder.rate_in is not None and ladder.rate_out is not None:
         parts += [
             ("   in ", "dim"),
             (f"{ladder.rate_in:,.1f}/s", "green"),
@@ -111,18 +108,18 @@ def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
 
 def _levels(ladder: LadderStatus) -> Table:
     levels: dict[int, list[Waiting]] = {}
-    for each in ladder.queues:
-        if each.level is not None:
-            levels.setdefault(each.level, []).append(each)
+    for waiting in ladder.queues:
+        if waiting.level is not None:
+            levels.setdefault(waiting.level, []).append(waiting)
     highest = max((level for level, row in levels.items() if _sum(row)), default=-1)
     shown = {level: levels[level] for level in sorted(levels) if level <= highest}
     columns = max(map(len, shown.values()), default=0)
     direct = sorted(
-        (each for each in ladder.queues if each.level is None and each.messages),
-        key=lambda each: -each.messages,
+        (queue for queue in ladder.queues if queue.level is None and queue.messages),
+        key=lambda queue: -queue.messages,
     )
-    most = max([_sum(row) for row in shown.values()] + [each.messages for each in direct])
-    leaving = any(each.leaving for each in ladder.queues)
+    most = max([_sum(row) for row in shown.values()] + [queue.messages for queue in direct])
+    leaving = any(queue.leaving for queue in ladder.queues)
     table = _table()
     table.add_column("level", no_wrap=True)
     for name in ("wait", *_names(shown.values(), columns), "waiting", *["leaving"] * leaving):
@@ -134,8 +131,8 @@ def _levels(ladder: LadderStatus) -> Table:
         table.add_column("", no_wrap=True)
     for level, row in shown.items():
         table.add_row(*_level(f"{level:02}", row, columns, most, room, leaving=leaving))
-    for each in direct[:_DIRECT]:
-        table.add_row(*_level("direct", [each], columns, most, room, leaving=leaving))
+    for waiting in direct[:_DIRECT]:
+        table.add_row(*_level("direct", [waiting], columns, most, room, leaving=leaving))
     if len(direct) > _DIRECT:
         table.add_row(f"and {len(direct) - _DIRECT} more direct queues")
     return table
@@ -147,33 +144,33 @@ def _names(rows: Iterable[Sequence[Waiting]], columns: int) -> list[str]:
         return []
     names = [""] * columns
     for row in rows:
-        for column, each in enumerate(row):
-            names[column] = max(names[column], "." + each.queue.rpartition(".")[2], key=len)
+        for column, queue in enumerate(row):
+            names[column] = max(names[column], "." + queue.queue.rpartition(".")[2], key=len)
     return names
 
 
 def _level(
     name: str, row: Sequence[Waiting], columns: int, most: int, room: int, *, leaving: bool
 ) -> Iterator[RenderableType]:
-    style = "red" if any(each.trouble for each in row) else ""
+    style = "red" if any(queue.trouble for queue in row) else ""
     yield Text(name, style=style)
-    yield Text(human(min(each.wait for each in row)), style="dim")
+    yield Text(human(min(queue.wait for queue in row)), style="dim")
     if columns in (2, 3):
         for column in range(columns):
             count = row[column].messages if column < len(row) and name != "direct" else None
             yield Text("" if count is None else f"{count:,}", style="" if count else "dim")
     yield Text(f"{_sum(row):,}", style=style or ("bold" if _sum(row) else "dim"))
     if leaving:
-        held = sum(each.leaving for each in row)
+        held = sum(queue.leaving for queue in row)
         yield Text(f"{held:,}", style=style if held else "dim")
-    latest = max((each.latest for each in row if each.messages), default=0)
+    latest = max((queue.latest for queue in row if queue.messages), default=0)
     yield Text(human(latest) if latest else "", style="dim")
     if room:
         yield Text(_bar(_sum(row), most, room), style=style or "cyan")
 
 
 def _sum(row: Iterable[Waiting]) -> int:
-    return sum(each.messages for each in row)
+    return sum(queue.messages for queue in row)
 
 
 def _bar(count: int, most: int, room: int) -> str:
@@ -185,7 +182,7 @@ def _bar(count: int, most: int, room: int) -> str:
 
 def _forecast(ladder: LadderStatus) -> Table:
     """Draw how many leave within a second, a minute and so on, up to when all have left."""
-    longest = max(each.latest for each in ladder.queues if each.messages)
+    longest = max(queue.latest for queue in ladder.queues if queue.messages)
     horizons = [horizon for horizon in _HORIZONS if horizon < longest] + [longest]
     table = _table()
     table.add_column("leave within", style="dim", no_wrap=True)

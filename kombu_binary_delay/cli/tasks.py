@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 from contextlib import ExitStack, suppress
-from itertools import chain
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from kombu_binary_delay.operate.waiting import COUNTED
 
 from .command import FOUND, OK, Printer, subcommand
 from .connect import Target
-from .sources import Place, choose, words_of
+from .sources import TaskSource, choose, words_of
 from .values import Moment, Seconds
 
 
@@ -52,7 +51,7 @@ from .values import Moment, Seconds
     type=click.IntRange(min=0),
     default=50,
     show_default=True,
-    help="How many to show, those due first; 0 shows all, in no order.",
+    help="How many to show, those due first; 0 shows all.",
 )
 @click.option(
     "--count-by", type=click.Choice(COUNTED), help="Count them by name or queue, and list none."
@@ -88,89 +87,91 @@ def tasks(
     if watch and not limit and count_by is None:
         raise click.UsageError("--watch needs a --limit above 0, or --count-by")
     with ExitStack() as stack:
-        place = Place.of(broker, stack, source, node_command)
+        waiting = TaskSource.of(broker, stack, source, node_command)
 
-        def look() -> operate.Waiters:
-            return place.waiters(select)
+        def view() -> _View:
+            return _View(waiting.tasks(), select, limit, count_by)
 
         if watch:
             # The user ends it with Ctrl-C.
             with suppress(KeyboardInterrupt):
-                _watch(printer, look, limit, count_by, every)
+                _watch(printer, view, every)
             return OK
-        found = look()
-        if printer.as_json:
-            _print_json(found, limit, count_by)
-        else:
-            _print(found, limit, count_by)
-        return OK if found.complete else FOUND
+        shown = view()
+    if printer.as_json:
+        shown.print_json()
+    else:
+        shown.print()
+    return OK if shown.table.complete else FOUND
 
 
-def _print_json(found: operate.Waiters, limit: int, count_by: str | None) -> None:
-    """Print one JSON object, task by task, so that only one of them is in memory."""
-    passed = operate.Tally(found)
-    head = json.dumps({"source": found.source})[:-1]
-    if count_by is not None:
-        counts = [dataclasses.asdict(each) for each in operate.count_by(passed, count_by)]
-        body = f'"count_by": "{count_by}", "counts": {json.dumps(counts)}'
-        click.echo(f"{head}, {body}, {_foot(passed, found)}}}")
-        return
-    listed = iter(operate.earliest(passed, limit) if limit else passed)
-    # Before anything is printed: an error is an object of its own.
-    first = next(listed, None)
-    click.echo(f'{head}, "tasks": [', nl=False)
-    try:
-        for task in chain([first] if first else [], listed):
-            comma = ", " * (task is not first)
-            click.echo(f"{comma}{json.dumps(words_of(task))}", nl=False)
-    except BaseException:
-        click.echo('], "complete": false}')
-        raise
-    click.echo(f"], {_foot(passed, found)}}}")
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """What was asked for, of the tasks that were read."""
 
+    table: operate.TaskTable
+    select: operate.Selection
+    limit: int
+    count_by: str | None
 
-def _foot(passed: operate.Tally, found: operate.Waiters) -> str:
-    return json.dumps(
-        {"matched": passed.count, "complete": found.complete, "unseen": found.unseen()}
-    )[1:-1]
+    def print_json(self) -> None:
+        """Print one JSON object, task by task, so that only one of them is in memory."""
+        head = json.dumps({"source": self.table.source})[:-1]
+        foot = json.dumps(
+            {
+                "matched": self.table.count(self.select),
+                "complete": self.table.complete,
+                "unseen": self.table.unseen(self.select),
+            }
+        )[1:]
+        if self.count_by is not None:
+            counts = self.table.count_by(self.count_by, self.select)
+            listed = json.dumps([dataclasses.asdict(count) for count in counts])
+            click.echo(f'{head}, "count_by": "{self.count_by}", "counts": {listed}, {foot}')
+            return
+        click.echo(f'{head}, "tasks": [', nl=False)
+        for place, task in enumerate(self.table.tasks(self.select, self.limit or -1)):
+            click.echo(f"{', ' * (place > 0)}{json.dumps(words_of(task))}", nl=False)
+        click.echo(f"], {foot}")
 
+    def print(self) -> None:
+        """Print it for a terminal; all tasks one by one."""
+        from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
-def _print(found: operate.Waiters, limit: int, count_by: str | None) -> None:
-    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
-
-    console = output.console()
-    if count_by is None and not limit:
-        passed = operate.Tally(found)
-        for task in passed:
+        console = output.console()
+        if self.limit or self.count_by is not None:
+            console.print(self.drawn(self.limit))
+            return
+        for task in self.table.tasks(self.select):
             console.print(*output.task_lines([task], console.width), sep="\n")
-        console.print(output.task_foot(found, passed.count, passed.count))
-        return
-    console.print(_drawn(found, limit, count_by))
+        count = self.table.count(self.select)
+        console.print(output.task_foot(self.table, self.select, count))
+
+    def drawn(self, limit: int) -> Any:
+        """Return what to draw; no more than ``limit`` tasks."""
+        from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
+
+        if self.count_by is not None:
+            counts = self.table.count_by(self.count_by, self.select)
+            foot = output.task_foot(self.table, self.select, self.table.count(self.select))
+            return output.counts(counts, self.count_by, foot)
+        listed = list(self.table.tasks(self.select, limit))
+        return output.tasks(listed, output.task_foot(self.table, self.select, len(listed)))
 
 
-def _drawn(found: operate.Waiters, limit: int, count_by: str | None) -> Any:
-    from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
-
-    passed = operate.Tally(found)
-    if count_by is not None:
-        counts = operate.count_by(passed, count_by)
-        return output.counts(counts, count_by, output.task_foot(found, passed.count, passed.count))
-    listed = operate.earliest(passed, limit)
-    return output.tasks(listed, output.task_foot(found, len(listed), passed.count))
-
-
-def _watch(printer: Printer, look: Any, limit: int, count_by: str | None, every: float) -> None:
+def _watch(printer: Printer, view: Any, every: float) -> None:
     if printer.as_json:
         while True:
-            _print_json(look(), limit, count_by)
+            view().print_json()
             time.sleep(every)
     from . import output  # noqa: PLC0415 - Rich comes with the extra `cli`
 
     on = output.console()
 
     def draw() -> Any:
+        shown = view()
         # The note on what is not included comes last, and must be visible.
-        fits = max(output.tasks_that_fit(on), 1) if on.is_interactive else limit
-        return output.cropped([], [_drawn(look(), min(limit, fits), count_by)], on)
+        fits = max(output.tasks_that_fit(on), 1) if on.is_interactive else shown.limit
+        return output.cropped([], [shown.drawn(min(shown.limit, fits))], on)
 
     output.watch(draw, every)

@@ -10,6 +10,7 @@ import click
 from kombu_binary_delay import operate
 from kombu_binary_delay.amendments.parts import IDS, KEYS, stream_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.text import plural
 
 from .command import Printer, dry_run, ladder, subcommand
 from .command import yes as no_question
@@ -21,12 +22,14 @@ from .connect import Target
     help="""Remove a ladder, and the delivery side with it if no other ladder leads there.
 
     Stop the programs that delay on it first. It refuses while messages wait, with exit status 3.
-    On a terminal, it says what goes, and asks before it acts.
+    It says what goes, and asks before it acts; without a terminal, give --yes. A cancelled task
+    waits until it is due, too: --force removes it with the rest.
 
     The delivery side is what leads from the ladders of a namespace to your queues; the ladder of
     the settings needs it even before its first message. With the last ladder, the streams of
     cancellations go, too: a task that was cancelled, and is in a queue of yours already, then
     runs. They stay if the setting foreign_ladder puts your programs on another system's ladder.
+    The journal always stays, with the arguments of tasks in it.
 
     \b
       kombu-binary-delay teardown --dry-run
@@ -38,7 +41,7 @@ from .connect import Target
 @click.option("--force", is_flag=True, help="Remove it though messages wait. They are lost.")
 @no_question
 @dry_run
-@subcommand
+@partial(subcommand, management=True)
 def teardown(
     broker: Target, printer: Printer, ladder: str | None, force: bool, yes: bool, dry_run: bool
 ) -> None:
@@ -57,7 +60,7 @@ def teardown(
         )
         # What cannot be removed is refused before the user is asked, and before anything goes.
         planned = [act(lane, gone=going[:n], dry_run=True) for n, lane in enumerate(going)]
-        exist = [n for n, each in enumerate(planned) if each.exchanges or each.queues]
+        exist = [n for n, part in enumerate(planned) if part.exchanges or part.queues]
         if exist and not dry_run:
             names = [going[n].prefix for n in exist]
             printer.confirm(_question(going, names, connection, planned), yes=yes)
@@ -73,24 +76,26 @@ def _chosen(
     going = broker.lanes(connection, ladder)
     if ladder is None:
         return going, []
-    in_use = [each for each in broker.lanes(connection) if each != going[0]]
-    if all(each.urgent for each in in_use):
+    in_use = [lane for lane in broker.lanes(connection) if lane != going[0]]
+    if all(lane.urgent for lane in in_use):
         # The one for urgent messages goes with the last that fills it.
         in_use = []
-    return [each for each in going if each not in in_use], in_use
+    return [lane for lane in going if lane not in in_use], in_use
 
 
 def _question(
     going: list[Topology], names: list[str], connection: Any, planned: list[operate.Teardown]
 ) -> str:
-    lost = sum(each.lost for each in planned)
-    exchanges = sum(len(each.exchanges) for each in planned)
-    queues = sum(len(each.queues) for each in planned)
-    streams = {stream_name(each.namespace, key) for each in going for key in (IDS, KEYS)}
-    forgets = any(not streams.isdisjoint(each.queues) for each in planned)
+    lost = sum(removed.lost for removed in planned)
+    parts = [
+        plural(sum(len(removed.exchanges) for removed in planned), "exchange"),
+        plural(sum(len(removed.queues) for removed in planned), "queue"),
+    ]
+    streams = {stream_name(lane.namespace, key) for lane in going for key in (IDS, KEYS)}
+    forgets = any(not streams.isdisjoint(removed.queues) for removed in planned)
     return (
         f"remove the ladder{'s' if len(names) > 1 else ''} {', '.join(names)} in the virtual host "
-        f"{connection.virtual_host or '/'}: {exchanges:,} exchanges and {queues:,} queues"
-        + (f", with {lost:,} messages that wait" if lost else "")
+        f"{connection.virtual_host or '/'}: {' and '.join(parts)}"
+        + (f", with {plural(lost, 'message')} in them" if lost else "")
         + (", and what was cancelled or rescheduled is forgotten" if forgets else "")
     )

@@ -12,7 +12,8 @@ import click
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.operate.when import duration, moment_of, time_of, valid_time
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+#: An id as Celery makes it.
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 #: Generic only in newer releases of Click.
@@ -87,7 +88,7 @@ class DelayOrId(Delay):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return a delay in milliseconds, or an id unchanged."""
-        if isinstance(value, str) and _UUID.fullmatch(value):
+        if isinstance(value, str) and UUID.fullmatch(value):
             return value
         return super().convert(value, param, ctx)
 

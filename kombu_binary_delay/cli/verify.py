@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ from .connect import Target
     "--user", metavar="NAME", help="Whose permissions to look at.  [default: this user's]"
 )
 @ladder
-@subcommand
+@partial(subcommand, management=True)
 def verify(
     broker: Target, printer: Printer, fix: bool, user: str | None, ladder: str | None
 ) -> int:
@@ -56,8 +57,8 @@ def verify(
                 more["fixed"] = asdict(mended)
             else:
                 printer.show(mended, "fixed")
-        found = broker.verify(connection, ladder, user=user)
-    for each in found:
-        printer.show(each, "verification", sound=each.sound, **more)
+        compared = broker.verify(connection, ladder, user=user)
+    for verification in compared:
+        printer.show(verification, "verification", sound=verification.sound, **more)
         more = {}
-    return OK if all(each.sound for each in found) else FOUND
+    return OK if all(verification.sound for verification in compared) else FOUND

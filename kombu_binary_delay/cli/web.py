@@ -16,7 +16,7 @@ from kombu_binary_delay.operate.waiting import JOURNAL, NODE
 
 from .asked import Asked, accepts_places, asked_after
 from .connect import Target
-from .sources import Place, choose
+from .sources import TaskSource, choose
 
 _USERS = "BINARY_DELAY_WEB_USERS"
 
@@ -58,7 +58,7 @@ _USERS = "BINARY_DELAY_WEB_USERS"
     "[default: 127.0.0.1 and ::1]",
 )
 @choose
-@accepts_places
+@partial(accepts_places, management=True)
 @click.pass_obj
 def web(
     asked: Asked,
@@ -218,8 +218,8 @@ def _open(
     source: str | None,
     node_command: str | None,
     said: set[str],
-) -> Place:
-    return Place.of(broker, stack, source, node_command, said)
+) -> TaskSource:
+    return TaskSource.of(broker, stack, source, node_command, said)
 
 
 def _lines(users: IO[str] | None) -> str | None:

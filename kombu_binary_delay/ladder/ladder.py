@@ -206,8 +206,18 @@ class Ladder:
             given, longest = f"{delay:.0f} ms", f"{self.maximum} ms"
         return (
             f"a delay of {given} is longer than {longest}, the longest of the ladder {self.name}; "
-            f"use a shorter delay, or a ladder with more levels"
+            f"use a shorter delay{', or a ladder with more levels' * self._can_hold(delay)}"
         )
+
+    def _can_hold(self, delay: float) -> bool:
+        """Return whether a ladder with more levels can hold a delay: TTLs have a limit."""
+        ladder = self
+        try:
+            while ladder.maximum < delay:
+                ladder = Ladder(ladder.tick, (2, *ladder.radices))
+        except LadderError:
+            return False
+        return True
 
     def delay(self, digits: tuple[str, ...]) -> int:
         """Read digits, highest first, back as a delay in milliseconds.

@@ -9,10 +9,10 @@ from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
 from .errors import OperationError, RefusedError, UnreachableError
-from .explain import Explanation, Stay, explain
+from .explain import Explanation, Wait, explain
 from .fix import fix
 from .management import Management
-from .migrate import Migration, Plan, migrate, plan
+from .migrate import Migration, Preview, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, parked, redrive
@@ -26,11 +26,8 @@ from .waiting import (
     Event,
     Selection,
     Story,
-    Tally,
-    Waiters,
+    TaskTable,
     WaitingTask,
-    count_by,
-    earliest,
     from_journal,
     from_node,
     has_journal,
@@ -56,7 +53,7 @@ __all__ = [
     "Migration",
     "OperationError",
     "Parked",
-    "Plan",
+    "Preview",
     "Pruning",
     "Redrive",
     "RefusedError",
@@ -64,22 +61,19 @@ __all__ = [
     "Selection",
     "Snapshot",
     "Status",
-    "Stay",
     "Story",
-    "Tally",
+    "TaskTable",
     "Teardown",
     "UnreachableError",
     "Verification",
-    "Waiters",
+    "Wait",
     "Waiting",
     "WaitingTask",
     "amend",
     "check",
     "check_app",
     "choose",
-    "count_by",
     "create",
-    "earliest",
     "explain",
     "fix",
     "from_journal",

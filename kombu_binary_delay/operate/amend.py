@@ -84,7 +84,7 @@ def amend(
     amendments.require()
     dues, left = _amendable(amendments, action, chosen, now)
     until = amendments.kept_until(None, now)
-    latest = max((each or now for each in dues.values()), default=now)
+    latest = max((known or now for known in dues.values()), default=now)
     if due is not None:
         _check_time(due)
     if action == CANCEL:

@@ -249,15 +249,15 @@ class _Trial:
     def way(self) -> Finding:
         """Return a finding about the ladder's queues in which the message waited."""
         waits = {
-            each.name: each.wait
+            queue.name: queue.wait
             for lane in self._lanes()
-            for each in (*lane.whole.queues, *lane.base.queues)
+            for queue in (*lane.whole.queues, *lane.base.queues)
         }
         deaths = reversed(self._arrived[0][1].get("x-death") or [])
         said = [
-            f"{(waits[each['queue']] or 0) / 1000:g} s in {each['queue']}"
-            for each in deaths
-            if each.get("queue") in waits
+            f"{(waits[death['queue']] or 0) / 1000:g} s in {death['queue']}"
+            for death in deaths
+            if death.get("queue") in waits
         ]
         if said:
             return Finding("way", "ok", f"waited {', then '.join(said)}")
@@ -297,19 +297,21 @@ class _Trial:
 
     def _missing(self, part: Part) -> set[str] | None:
         """Return the names in a part that do not exist; None if this user may not ask."""
-        exchanges = {each.name for each in part.exchanges}
-        queues = {each.name for each in part.queues}
+        exchanges = {exchange.name for exchange in part.exchanges}
+        queues = {queue.name for queue in part.queues}
         try:
             with Probe(self._connection) as probe:
-                missing = {each for each in exchanges if not probe.has_exchange(each)}
-                return missing | {each for each in queues if not probe.has_queue(each)}
+                missing = {exchange for exchange in exchanges if not probe.has_exchange(exchange)}
+                return missing | {queue for queue in queues if not probe.has_queue(queue)}
         except AccessRefused:
             return None
 
     def _prepared(self, part: Part, before: set[str] | None) -> Finding:
         if before is None:
             return Finding("topology", "note", "this user may not ask what of the ladder exists")
-        names = {each.name for each in part.exchanges} | {each.name for each in part.queues}
+        names = {exchange.name for exchange in part.exchanges} | {
+            queue.name for queue in part.queues
+        }
         count, gone = len(names), self._missing(part) or set()
         if gone:
             said = f"{len(gone)} of the {count} parts that this delay needs do not exist"

@@ -44,8 +44,10 @@ def create(
     :raises TopologyError: if the broker refuses.
     """
     with Probe(connection) as probe:
-        exchanges = {each.name: probe.has_exchange(each.name) for each in part.exchanges}
-        queues = {each.name: probe.has_queue(each.name) for each in part.queues}
+        exchanges = {
+            exchange.name: probe.has_exchange(exchange.name) for exchange in part.exchanges
+        }
+        queues = {queue.name: probe.has_queue(queue.name) for queue in part.queues}
     other_age = () if dry_run else declare(connection, topology, part, stale)
     existing = [name for name, exists in (*exchanges.items(), *queues.items()) if exists]
     return Creation(

@@ -16,6 +16,7 @@ from kombu_binary_delay.wire.executor import Executor, unbind
 from .errors import OperationError, RefusedError, UnreachableError
 from .probe import Probe
 from .snapshot import Row
+from .text import plural
 
 #: The broker's answers to a binding whose queue or exchange is gone, or is another connection's.
 _CANNOT_BE_BOUND = (NotFound, ResourceLocked)
@@ -53,9 +54,9 @@ def restore(connection: Any, topology: Topology, part: Part) -> tuple[Binding, .
     # Which one it was, the error does not say for sure; what follows it was not declared.
     declare(connection, topology, replace(part, bindings=()))
     return tuple(
-        each
-        for each in part.bindings
-        if not _could_declare(connection, topology, Part(bindings=(each,)))
+        binding
+        for binding in part.bindings
+        if not _could_declare(connection, topology, Part(bindings=(binding,)))
     )
 
 
@@ -108,7 +109,7 @@ def delete_empty(channel: Any, probe: Probe, row: Row, ways: Iterable[str] = ())
     :raises OperationError: if a message came in at the very moment, and is deleted.
     """
     name = row["name"]
-    again = next((each for each in ways if probe.can_ask(each) and probe.has_exchange(each)), None)
+    again = next((way for way in ways if probe.can_ask(way) and probe.has_exchange(way)), None)
     if again is not None:
         raise RefusedError(
             f"a program has declared the exchange {again!r} again; stop the programs that publish "
@@ -123,11 +124,11 @@ def delete_empty(channel: Any, probe: Probe, row: Row, ways: Iterable[str] = ())
         else:
             if count:
                 raise OperationError(
-                    f"{count} messages came into the queue {name!r} while it was deleted, and are "
-                    f"lost; stop the programs that publish to it"
+                    f"{plural(count, 'message')} came into the queue {name!r} while it was deleted "
+                    f"and lost; stop the programs that publish to it"
                 )
             return
     raise RefusedError(
-        f"{count} messages have come into the queue {name!r}; stop the programs that publish to "
-        f"it, and wait until it is empty"
+        f"{plural(count, 'message')} came into the queue {name!r}; stop the programs that publish "
+        f"to it, and wait until it is empty"
     )

@@ -59,12 +59,12 @@ def repair(topology: Topology, snapshot: Snapshot, relays: Iterable[str] = ()) -
 
     :param relays: glob patterns of queues that need a relay, as in the setting ``relays``.
     """
-    found = list(faults(topology, snapshot, relays))
-    missing = sum((each.missing for each in found), Part())
-    stale = {binding: None for each in found for binding in each.stale}
+    mended = list(faults(topology, snapshot, relays))
+    missing = sum((fault.missing for fault in mended), Part())
+    stale = {binding: None for fault in mended for binding in fault.stale}
     return Repair(
         missing.distinct(),
-        tuple(each for each in stale if each not in missing.bindings),
+        tuple(binding for binding in stale if binding not in missing.bindings),
     )
 
 
@@ -133,14 +133,17 @@ class _Side:
         self._place = place
         self._topology, self._snapshot, self._relays = topology, snapshot, relays
         self._from: dict[str, list[Binding]] = defaultdict(list)
-        for each in sorted(snapshot.bindings, key=repr):
-            self._from[each.source].append(each)
+        for bound in sorted(snapshot.bindings, key=repr):
+            self._from[bound.source].append(bound)
         self._queues = [name for name in snapshot.queues if not topology.owns(name)]
         self._exchanges = [name for name in snapshot.exchanges if not topology.owns(name) and name]
         mirrors = [topology.mirror_name(name) for name in self._exchanges]
         #: The names of the queues that a mirror leads to straight.
         self._straight = {
-            each.destination for name in mirrors for each in self._from[name] if each.to_queue
+            binding.destination
+            for name in mirrors
+            for binding in self._from[name]
+            if binding.to_queue
         }
 
     # -- ways ----------------------------------------------------------------------------------
@@ -176,8 +179,8 @@ class _Side:
         kind = self._type(exchange)
         if kind == "headers":
             part = topology.exchange_relay(exchange)
-            for each in self._from[exchange]:
-                part += self._by_name(each)
+            for binding in self._from[exchange]:
+                part += self._by_name(binding)
             return part
         if kind not in IMITABLE:
             raise OperationError(
@@ -187,17 +190,17 @@ class _Side:
                 "and headers exchanges"
             )
         part = topology.mirror(exchange)
-        for each in self._from[exchange]:
-            if topology.owns(each.destination):
+        for bound in self._from[exchange]:
+            if topology.owns(bound.destination):
                 continue
-            target = each.destination
-            if each.to_queue and self._snapshot.is_exclusive(target):
+            target = bound.destination
+            if bound.to_queue and self._snapshot.is_exclusive(target):
                 continue
-            if not each.to_queue and target not in seen:
+            if not bound.to_queue and target not in seen:
                 part += self.to_exchange(target, seen)
-            relay = each.to_queue and self._needs_relay_on_mirrors(target)
-            part += self._by_name(each)
-            part += Part(bindings=self._mirrored(each, kind, relay=relay))
+            relay = bound.to_queue and self._needs_relay_on_mirrors(target)
+            part += self._by_name(bound)
+            part += Part(bindings=self._mirrored(bound, kind, relay=relay))
         return part
 
     def _by_name(self, binding: Binding) -> Part:
@@ -218,7 +221,9 @@ class _Side:
         snapshot, part = self._snapshot, fault.missing
         stale, reached = snapshot.removable(fault.stale), snapshot.removable(part.bindings)
         wanted = tuple(
-            each for each in part.bindings if each in reached or each not in snapshot.bindings
+            binding
+            for binding in part.bindings
+            if binding in reached or binding not in snapshot.bindings
         )
         if wanted != reached:
             return replace(fault, missing=Part(), stale=(), remedy=_EXCLUSIVE)
@@ -246,9 +251,9 @@ class _Side:
         return later_part(self._topology)
 
     def _amendment_faults(self) -> Iterator[Fault]:
-        levels = {self._topology.level_name(each) for each in range(self._topology.ladder.levels)}
+        levels = {self._topology.level_name(level) for level in range(self._topology.ladder.levels)}
         entered = exchange_name(self._topology.namespace)
-        enters = any(each.destination in levels for each in self._from[entered])
+        enters = any(binding.destination in levels for binding in self._from[entered])
         way = self._way_of_amendments()
         queue = way.queues[0].name
         is_led = self._snapshot.bindings.issuperset(way.bindings)
@@ -313,19 +318,19 @@ class _Side:
             )
         known = set(whole.bindings)
         if kind in IMITABLE:
-            for each in self._from[exchange]:
-                if not topology.owns(each.destination):
-                    known |= self._known_on_mirror(each, kind)
-                    yield from self._binding_faults(each, kind)
-        for each in self._from[mirror]:
-            if each not in known:
+            for binding in self._from[exchange]:
+                if not topology.owns(binding.destination):
+                    known |= self._known_on_mirror(binding, kind)
+                    yield from self._binding_faults(binding, kind)
+        for bound in self._from[mirror]:
+            if bound not in known:
                 yield Fault(
                     "error",
-                    f"binding from {mirror} to {each.destination}",
-                    f"the exchange {exchange} has no such binding any more, here with {each.key!r}",
+                    f"binding from {mirror} to {bound.destination}",
+                    f"the exchange {exchange} has no such binding any more, here {bound.key!r}",
                     "delayed messages go on being delivered there",
                     MEND,
-                    stale=(each,),
+                    stale=(bound,),
                 )
 
     def _known_on_mirror(self, binding: Binding, kind: str) -> set[Binding]:
@@ -427,23 +432,23 @@ class _Side:
         sources = [name for name in self._from if name.startswith(relays) and name not in gone]
         delivery = {topology.delivery, topology.to_queues}
         for source in (*delivery, *sources):
-            for each in self._from[source]:
-                if each in known or each.destination in gone:
+            for binding in self._from[source]:
+                if binding in known or binding.destination in gone:
                     continue
                 # Leave bindings of the user's alone, such as one to watch all deliveries.
-                ours = each.source not in delivery or each.key.startswith(f"#.{MARK}")
-                removable = self._snapshot.removable([each])
-                remedy = MEND if ours else unbind(self._place, each)
+                ours = binding.source not in delivery or binding.key.startswith(f"#.{MARK}")
+                removable = self._snapshot.removable([binding])
+                remedy = MEND if ours else unbind(self._place, binding)
                 # The other exchanges are its alternates: they get what matches no binding of it.
                 instead = (
                     " as well"
-                    if each.source != topology.delivery
+                    if binding.source != topology.delivery
                     else (", and those for a queue by its name, or for none, only there")
                 )
                 yield Fault(
                     "error",
-                    f"binding from {each.source} to {each.destination}",
-                    f"a binding with the key {each.key!r} that is none of this ladder's",
+                    f"binding from {binding.source} to {binding.destination}",
+                    f"a binding with the key {binding.key!r} that is none of this ladder's",
                     f"delayed messages that it matches are delivered there{instead}",
                     remedy if removable else _EXCLUSIVE,
                     stale=removable if ours else (),

@@ -14,7 +14,7 @@ from .delivery import to_queue
 
 
 @dataclass(frozen=True)
-class Stay:
+class Wait:
     """A queue on the route; times in milliseconds since the publish."""
 
     queue: str
@@ -40,7 +40,7 @@ class Explanation:
     weights: tuple[int, ...]
     exchange: str
     key: str
-    stays: tuple[Stay, ...]
+    waits: tuple[Wait, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -84,9 +84,9 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
             f"much, its id decides"
         )
     way = walk(part, exchange, key)
-    stays, at = [], 0
+    waits, at = [], 0
     for wait in way.waits:
-        stays.append(Stay(wait.queue, at, at + wait.milliseconds))
+        waits.append(Wait(wait.queue, at, at + wait.milliseconds))
         at += wait.milliseconds
     weights = topology.ladder.weights[topology.ladder.levels - len(digits) :]
     return Explanation(
@@ -99,7 +99,7 @@ def explain(  # noqa: PLR0913 - the last two say what a transport would know
         weights,
         exchange,
         key,
-        tuple(stays),
+        tuple(waits),
         tuple(notes),
     )
 

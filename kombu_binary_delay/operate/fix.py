@@ -49,8 +49,8 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
             direct=direct,
             must_exist=must_exist,
         )
-    named = {each.name for each in amendments.exchanges}
-    named |= {each.name for each in amendments.queues}
+    named = {exchange.name for exchange in amendments.exchanges}
+    named |= {queue.name for queue in amendments.queues}
     if not declares:
         wanted += journal
     if not declares or named & (snapshot.exchanges.keys() | snapshot.queues.keys()):
@@ -64,16 +64,18 @@ def fix(  # noqa: PLR0913 - the last ones are what the settings say
 
 def absent(part: Part, snapshot: Snapshot) -> Part:
     """Return the missing objects of a part, without bindings that cannot be declared."""
-    exchanges = tuple(each for each in part.exchanges if each.name not in snapshot.exchanges)
-    queues = tuple(each for each in part.queues if each.name not in snapshot.queues)
-    sources = snapshot.exchanges.keys() | {each.name for each in exchanges}
-    targets = snapshot.queues.keys() | {each.name for each in queues}
+    exchanges = tuple(
+        exchange for exchange in part.exchanges if exchange.name not in snapshot.exchanges
+    )
+    queues = tuple(queue for queue in part.queues if queue.name not in snapshot.queues)
+    sources = snapshot.exchanges.keys() | {exchange.name for exchange in exchanges}
+    targets = snapshot.queues.keys() | {queue.name for queue in queues}
     bindings = tuple(
-        each
-        for each in part.bindings
-        if each not in snapshot.bindings
-        and each.source in sources
-        and each.destination in (targets if each.to_queue else sources)
+        binding
+        for binding in part.bindings
+        if binding not in snapshot.bindings
+        and binding.source in sources
+        and binding.destination in (targets if binding.to_queue else sources)
     )
     return Part(exchanges, queues, bindings).distinct()
 
@@ -86,13 +88,13 @@ def _ladder(
     if must_exist and top < 0:
         return Part()
     parts = topology.parts(direct=direct and not declares)
-    part = sum((each for level, each in parts.items() if level <= top or not declares), Part())
+    part = sum((part for level, part in parts.items() if level <= top or not declares), Part())
     if declares:
         return part
     # Programs that declare nothing enter by the levels.
     entries = part.entry_exchanges - snapshot.exchanges.keys()
     return Part(
-        tuple(each for each in part.exchanges if each.name not in entries),
+        tuple(exchange for exchange in part.exchanges if exchange.name not in entries),
         part.queues,
         part.bindings,
     )

@@ -184,8 +184,8 @@ def _said(exc: HTTPError) -> str:
 def _password(connection: Any) -> str | None:
     """Return a connection's password; call it if it is a function."""
     password: Any = connection.password
-    found: str | None = password() if callable(password) else password
-    return found
+    known: str | None = password() if callable(password) else password
+    return known
 
 
 def _default_url(connection: Any) -> str:

@@ -57,7 +57,7 @@ POISON_HEADER = "x-binary-delay-poison"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preview:
     """The queues to move messages from, in order, with the number of messages in each.
 
     ``reasons`` names those whose number of messages is not known.
@@ -89,7 +89,9 @@ class Migration:
     seconds: float
 
 
-def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topology] | str) -> Plan:
+def plan(
+    connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topology] | str
+) -> Preview:
     """Return what would be moved from ladders or from an ordinary queue, without a change.
 
     Of an ordinary queue, all messages are counted, and only tasks with a future ``eta`` are moved.
@@ -97,7 +99,7 @@ def plan(connection: Any, snapshot: Snapshot, source: Topology | Sequence[Topolo
     names = [each.name for each in _sources(source, snapshot)]
     counts = ready(connection, names)
     queues = tuple((name, counts.get(name, 0)) for name in names)
-    return Plan(queues, _left(names, snapshot.queues))
+    return Preview(queues, _left(names, snapshot.queues))
 
 
 def _left(names: Sequence[str], rows: Mapping[str, Row]) -> tuple[str, ...]:

@@ -73,9 +73,10 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
         return Pruning(tuple(empty), _rest(queues, empty), tuple(exchanges))
     going = {*empty, *exchanges}
     bindings = tuple(
-        each
-        for each in snapshot.removable(sorted(snapshot.bindings, key=repr))
-        if each.source in going or (each.destination in going and topology.owns(each.source))
+        binding
+        for binding in snapshot.removable(sorted(snapshot.bindings, key=repr))
+        if binding.source in going
+        or (binding.destination in going and topology.owns(binding.source))
     )
     with _lock(connection, topology, needed=any(name in empty for name in delays)):
         channel = connection.channel()
@@ -90,11 +91,11 @@ def prune(  # noqa: PLR0913 - the last three are for callers of different patien
             now = Snapshot.read(management)
             leaves = {*delays, *orphans(topology, now)} - filled.keys()
             # One that was bound again is in use.
-            leaves -= {each.destination for each in now.bindings} | {
-                each.source for each in now.bindings
+            leaves -= {binding.destination for binding in now.bindings} | {
+                binding.source for binding in now.bindings
             }
             with Probe(connection) as probe:
-                for name in (each for each in empty if each in leaves and each in now.queues):
+                for name in (name for name in empty if name in leaves and name in now.queues):
                     try:
                         delete_empty(channel, probe, now.queues[name])
                     except RefusedError:
@@ -158,12 +159,12 @@ def _restored(
     names = {*snapshot.exchanges, *snapshot.queues}
     part = Part(
         bindings=tuple(
-            each
-            for each in bindings
-            if each.source in names
-            and each.destination in names
+            binding
+            for binding in bindings
+            if binding.source in names
+            and binding.destination in names
             # The bindings of a mirror follow from those of its exchange now: below.
-            and (each.source not in left_over or each.source in orphaned)
+            and (binding.source not in left_over or binding.source in orphaned)
         )
     )
     for queue in snapshot.queues:

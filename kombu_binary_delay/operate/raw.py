@@ -48,10 +48,10 @@ def raw_copy(
         if name in parts and name != HEADERS
     ]
     table = parts.get(HEADERS, bytes(4))[4:]
-    names = {each.encode() for each in without}
+    names = {name.encode() for name in without}
     # A table can have two fields of one name.
-    while found := find_headers(_BEFORE_TABLE + _counted(table), names):
-        begin, _, end = (at - len(_BEFORE_TABLE) - 4 for at in next(iter(found.values())))
+    while headers := find_headers(_BEFORE_TABLE + _counted(table), names):
+        begin, _, end = (at - len(_BEFORE_TABLE) - 4 for at in next(iter(headers.values())))
         left_out.append(table[begin:end])
         table = table[:begin] + table[end:]
     if table or HEADERS in parts:

@@ -23,7 +23,7 @@ from kombu_binary_delay.wire.received import copy_of
 
 from .errors import OperationError, UnreachableError
 from .management import Management
-from .migrate import Plan
+from .migrate import Preview
 from .mover import (
     Decision,
     Keep,
@@ -69,17 +69,17 @@ class Redrive:
     @property
     def sent(self) -> int:
         """The number of messages that were sent on."""
-        return sum(each.sent for each in self.parked)
+        return sum(parked.sent for parked in self.parked)
 
     @property
     def stays(self) -> int:
         """The number of messages that are still parked."""
-        return sum(each.stays for each in self.parked)
+        return sum(parked.stays for parked in self.parked)
 
     @property
     def unreadable(self) -> int:
         """The number of parked messages without an address."""
-        return sum(each.stays for each in self.parked if each.destination == UNREADABLE)
+        return sum(parked.stays for parked in self.parked if parked.destination == UNREADABLE)
 
 
 def redrive(  # noqa: PLR0913 - which, and where to
@@ -139,7 +139,7 @@ def parked(
     management: Management | None = None,
     *,
     to: Destination | None = None,
-) -> Plan:
+) -> Preview:
     """Count what :func:`redrive` would read; where it is to go is not known.
 
     Nothing is taken: a quorum queue counts that, and an interrupt could double a message.
@@ -150,7 +150,7 @@ def parked(
         count = _parked(probe, topology, to)
     is_known = count is not None and not _is_unknown(topology.parking, management)
     reasons = () if is_known else (why_left([topology.parking]),)
-    return Plan(((topology.parking, count or 0),), reasons)
+    return Preview(((topology.parking, count or 0),), reasons)
 
 
 def _parked(probe: Probe, topology: Topology, to: Destination | None) -> int | None:
@@ -316,6 +316,7 @@ class _Sorter:
             {Destination(*json.loads(name)): counts[name] for name in counts if name[:1] == "["}
         )
         parked = (
-            Parked(each, sent[each], count - sent[each]) for each, count in self._seen.most_common()
+            Parked(destination, sent[destination], count - sent[destination])
+            for destination, count in self._seen.most_common()
         )
         return Redrive(tuple(parked), _most(reasons))

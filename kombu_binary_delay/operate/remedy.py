@@ -61,7 +61,7 @@ def unbind(place: Place, binding: Binding) -> str:
     # follows a ~ is a hash of the arguments.
     name = quote(binding.key, safe="").replace("~", "%7E") or "~"
     words = (place.vhost, "e", binding.source, "q" if binding.to_queue else "e")
-    path = "/".join(quote(each, safe="") for each in (*words, binding.destination, name))
+    path = "/".join(quote(word, safe="") for word in (*words, binding.destination, name))
     url = shlex.quote(f"{place.api}/api/bindings/{path}")
     return f"if nobody needs it: curl -u {shlex.quote(place.user)} -X DELETE {url}"
 
@@ -99,9 +99,12 @@ def grant(
     :param lacking: by each of :data:`PERMISSIONS`, the prefixes of names that it lacks.
     """
     patterns = []
-    for each in PERMISSIONS:
-        has = str((row or {}).get(each) or "")
-        parts = ["" if has == "^$" else has, *(f"^{re.escape(p)}" for p in lacking.get(each, ()))]
+    for permission in PERMISSIONS:
+        has = str((row or {}).get(permission) or "")
+        parts = [
+            "" if has == "^$" else has,
+            *(f"^{re.escape(p)}" for p in lacking.get(permission, ())),
+        ]
         patterns.append("|".join(filter(None, dict.fromkeys(parts))) or "^$")
     words = ["set_permissions", "-p", vhost, user, *patterns]
     return f"rabbitmqctl {shlex.join(words)}"

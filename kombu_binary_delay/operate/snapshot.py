@@ -60,7 +60,9 @@ class Snapshot:
     def removable(self, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
         """Return those of some bindings that are not of an exclusive queue."""
         return tuple(
-            each for each in bindings if not (each.to_queue and self.is_exclusive(each.destination))
+            binding
+            for binding in bindings
+            if not (binding.to_queue and self.is_exclusive(binding.destination))
         )
 
 
@@ -86,7 +88,7 @@ def delivery_limit(row: Row) -> int | None:
     policy = row.get("effective_policy_definition") or {}
     said = arguments(row).get("x-delivery-limit"), policy.get("delivery-limit")
     # RabbitMQ uses the lower one; since 4.0, a negative one means no limit.
-    return min((each for each in said if isinstance(each, int) and each >= 0), default=None)
+    return min((text for text in said if isinstance(text, int) and text >= 0), default=None)
 
 
 def leaving(row: Row) -> int:
@@ -102,7 +104,7 @@ def is_held_up(row: Row) -> bool:
     if leaving(row) < WORKER_HOLDS:
         return False
     series = [
-        [each["sample"] for each in (row.get(f"{name}_details") or {}).get("samples") or ()]
+        [sample["sample"] for sample in (row.get(f"{name}_details") or {}).get("samples") or ()]
         for name in ("messages", "messages_ready", "messages_unacknowledged")
     ]
     # The latest is first.

@@ -21,6 +21,7 @@ from .management import Management
 from .probe import Probe, ready
 from .reading import Source, sources
 from .snapshot import NOT_UP, Row, Snapshot, arguments, is_held_up, is_up, leaving
+from .text import plural
 from .trouble import Expected, alarms, missing
 
 
@@ -45,13 +46,16 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LadderStatus:
-    """One ladder: its queues by their waits, and its messages per second in the last minute."""
+    """One ladder: its queues by their waits, and its messages per second in the last minute.
+
+    The rates are None if they are not known.
+    """
 
     name: str
     current: bool
     queues: tuple[Waiting, ...]
-    rate_in: float
-    rate_out: float
+    rate_in: float | None
+    rate_out: float | None
 
     @property
     def messages(self) -> int:
@@ -64,10 +68,10 @@ class LadderStatus:
         A level bounds how long its messages stay. The probable figure assumes that the remaining
         times are spread evenly below that.
         """
-        surely = sum(each.messages for each in self.queues if each.latest <= milliseconds)
+        surely = sum(queue.messages for queue in self.queues if queue.latest <= milliseconds)
         probably = sum(
-            each.messages * min(1.0, milliseconds / each.latest if each.latest else 1.0)
-            for each in self.queues
+            queue.messages * min(1.0, milliseconds / queue.latest if queue.latest else 1.0)
+            for queue in self.queues
         )
         return surely, round(probably)
 
@@ -83,11 +87,24 @@ class AmendmentsStatus:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of a whole virtual host, as the terminal and the pages show it.
+
+    :param count: None if it could not be read.
+    :param is_bad: whether it needs somebody's attention.
+    """
+
+    name: str
+    count: int | None
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
 class Status:
-    """One look at a virtual host; ``at`` is in seconds since the epoch.
+    """What a virtual host has now; ``at`` is in seconds since the epoch.
 
     ``amendments`` is None if there have been none yet, or they were not read. ``in_relays`` has the
-    relays that hold messages, and how many.
+    relays that hold messages, and how many; ``relays`` is None if that could not be read.
     """
 
     at: float
@@ -95,10 +112,21 @@ class Status:
     vhost: str
     ladders: tuple[LadderStatus, ...]
     parked: int
-    relays: int
+    relays: int | None
     troubles: tuple[str, ...]
     amendments: AmendmentsStatus | None = None
     in_relays: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The figures of the whole virtual host: a further one is added here, and shown by all."""
+        figures = [
+            Figure("parked", self.parked, bool(self.parked)),
+            Figure("in relays", self.relays),
+        ]
+        if self.amendments is not None:
+            figures.append(Figure("amendments", self.amendments.active))
+        return tuple(figures)
 
 
 def status(
@@ -136,26 +164,30 @@ def status(
         elif kind == "parking":
             parked[name] = counted.get(name, 0)
         elif kind == "poison" and counted.get(name):
-            troubles.append(f"{name}: {counted[name]} messages that could not be read wait in it")
+            unreadable = plural(counted[name], "message")
+            troubles.append(f"{name}: {unreadable} in it could not be read")
         elif kind == "relay":
             relays[name] = counted.get(name, 0) + leaving(snapshot.queues[name])
             if is_held_up(snapshot.queues[name]):
                 troubles.append(
-                    f"{name}: {leaving(snapshot.queues[name])} messages are due and refused by "
-                    f"what it leads to, which is full or does not confirm; no others are held up"
+                    f"{name}: {plural(leaving(snapshot.queues[name]), 'message')} due, and refused "
+                    f"by what it leads to, which is full or does not confirm; no others are held up"
                 )
     longest = _Longest(topology, snapshot, _sources(topology, snapshot, groups.values()))
-    in_use = {each.prefix for each in (topology, *(expected.lanes if expected else ()))}
+    in_use = {ladder.prefix for ladder in (topology, *(expected.lanes if expected else ()))}
     ladders = [
         _ladder_status(name, queues, snapshot, counted, longest, current=name in in_use)
         for name, queues in groups.items()
     ]
     troubles += [
-        f"{each.queue}: {each.trouble}" for one in ladders for each in one.queues if each.trouble
+        f"{queue.queue}: {queue.trouble}"
+        for one in ladders
+        for queue in one.queues
+        if queue.trouble
     ]
     troubles += [
-        f"{count:,} messages are parked: their destination was gone when they were due; "
-        f"see and send them on with '{_redrive(topology, name)}'"
+        f"{plural(count, 'message')} parked, whose destination was gone when due; see and send on "
+        f"with '{_redrive(topology, name)}'"
         for name, count in parked.items()
         if count
     ]
@@ -170,7 +202,7 @@ def status(
         time.time(),
         str(overview.get("rabbitmq_version", "")),
         management.vhost,
-        tuple(sorted(ladders, key=lambda each: (not each.current, each.name))),
+        tuple(sorted(ladders, key=lambda ladder: (not ladder.current, ladder.name))),
         sum(parked.values()),
         sum(relays.values()),
         tuple(troubles),
@@ -197,11 +229,11 @@ def _amendments(amending: Any, snapshot: Snapshot) -> AmendmentsStatus | None:
 
 def ladder_of(topology: Topology, name: str) -> str | None:
     """Return the ladder of a level's exchange or queue; None for the delivery side."""
-    found = topology_of_name(name)
-    if found is not None:
-        return found.prefix
-    names = {each.name for part in topology.levels for each in part.exchanges}
-    names |= {each.name for part in topology.levels for each in part.queues}
+    named = topology_of_name(name)
+    if named is not None:
+        return named.prefix
+    names = {exchange.name for part in topology.levels for exchange in part.exchanges}
+    names |= {queue.name for part in topology.levels for queue in part.queues}
     return topology.prefix if name in names else None
 
 
@@ -229,20 +261,20 @@ def parked_by_side(connection: Any, topology: Topology) -> dict[Topology, int]:
 
     :param connection: a :class:`kombu.Connection`.
     """
-    found = {}
+    counts = {}
     with Probe(connection) as probe:
         for side in _sides(topology):
             # RabbitMQ 4.3 refuses to say that a queue does not exist, without a permission for it.
             with suppress(AccessRefused):
                 # Another system's ladder has none.
                 if side.parking and probe.has_queue(side.parking):
-                    found[side] = probe.ready(side.parking) or 0
-    return found
+                    counts[side] = probe.ready(side.parking) or 0
+    return counts
 
 
 def _redrive(topology: Topology, parking: str) -> str:
     """Return the command for a parking queue, whatever ladder the settings name."""
-    ladder = next(each for each in _sides(topology) if each.parking == parking)
+    ladder = next(side for side in _sides(topology) if side.parking == parking)
     return f"redrive --ladder {ladder.prefix}"
 
 
@@ -271,7 +303,7 @@ def _ladder_status(  # noqa: PLR0913 - the last ones are what all ladders share
         growth += _rate(row, "messages_details")
         # This counts only messages from publishers, not those from the level above.
         rate_in += _rate(row.get("message_stats") or {}, "publish_details")
-    waiting.sort(key=lambda each: (each.wait, each.queue))
+    waiting.sort(key=lambda waiting: (waiting.wait, waiting.queue))
     return LadderStatus(name, current, tuple(waiting), rate_in, max(rate_in - growth, 0.0))
 
 
@@ -290,11 +322,12 @@ def _trouble(row: Row, held: int) -> str | None:
             f"what waits in it waits on"
         )
     if row.get("consumers"):
-        return f"{row['consumers']} consumers take messages from it before they are due"
+        by = plural(row["consumers"], "consumer")
+        return f"messages are taken from it before they are due, by {by}"
     if is_held_up(row):
         return (
-            f"{held} messages are due and not taken: what they lead to is gone, full, or does not "
-            f"confirm, and holds up all behind them"
+            f"{plural(held, 'message')} due and not taken: what it leads to is gone, full, or does "
+            f"not confirm, and holds up all behind"
         )
     return None
 
@@ -304,9 +337,9 @@ def _sources(
 ) -> dict[str, Source]:
     """Return the source of each queue of some ladders."""
     return {
-        each.name: each
+        source.name: source
         for queues in ladders
-        for each in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
+        for source in sources(topology_of_name(queues[0]) or topology, snapshot.queues)
     }
 
 
@@ -338,11 +371,11 @@ class _Longest:
             self._found[name] = 0  # also if a user has bound a circle
             self._found[name] = max(
                 (
-                    self.queue(each.destination)
-                    if each.to_queue
-                    else self.exchange(each.destination)
-                    for each in self._from[name]
-                    if self._owns(each.destination)
+                    self.queue(binding.destination)
+                    if binding.to_queue
+                    else self.exchange(binding.destination)
+                    for binding in self._from[name]
+                    if self._owns(binding.destination)
                 ),
                 default=0,
             )

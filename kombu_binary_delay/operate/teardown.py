@@ -13,6 +13,7 @@ from typing import Any
 from kombu_binary_delay.amendments.parts import IDS, KEYS, exchange_name, stream_name
 from kombu_binary_delay.celery_side.failures import BROKER_ERRORS
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
+from kombu_binary_delay.journal import stream_name as stream_name_of_journal
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
@@ -24,6 +25,7 @@ from .probe import Probe, ready
 from .progress import Notify, ignore
 from .snapshot import Row, Snapshot, arguments, queues_now, unknown, unseen
 from .status import ladder_of
+from .text import plural
 
 #: Seconds until statistics of the management API are newer than now: two ticks of a quorum queue.
 #: Only these count the messages that a dead-letter worker has.
@@ -36,13 +38,15 @@ _ON_THE_WAY = 0.2
 class Teardown:
     """The names of what was removed (or would be), and the number of messages ``lost`` with it.
 
-    ``keeps`` names the ladders that still use the delivery side.
+    ``keeps`` names the ladders that still use the delivery side; ``journal`` is the name of the
+    journal's stream, if there is one and no ladder is left that would write to it.
     """
 
     exchanges: tuple[str, ...]
     queues: tuple[str, ...]
     lost: int
     keeps: tuple[str, ...]
+    journal: str = ""
 
 
 def teardown(  # noqa: PLR0913 - what stays, and for callers of different patience
@@ -90,6 +94,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     if not mine and not queues:
         # The delivery side belongs to another ladder, or was made ahead of one.
         return Teardown((), (), 0, others)
+    journal = stream_name_of_journal(topology.namespace)
+    journal_stays = not others and journal in snapshot.queues
     if not others:
         side = f"{topology.delivery_prefix}."
         amendments = _amendments(topology)
@@ -99,7 +105,6 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
             and topology.namespace not in amended
             and not _others(topology, snapshot, in_use, gone, all_sides=True)
         )
-        journal = f"{side}journal"
 
         def goes(name: str) -> bool:
             if name in amendments:
@@ -117,8 +122,17 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
     waiting = held(connection, management, counted, guess=force)
     lost = sum(waiting.values())
     if lost and not force:
+        cancelled = ""
+        if not _amendments(topology).isdisjoint(snapshot.queues):
+            cancelled = ", those that were cancelled among them: these wait until they are due, too"
+        journal_left = (
+            f"; the journal, {journal}, stays, with arguments of tasks in it"
+            if journal_stays
+            else ""
+        )
         raise RefusedError(
-            f"{_listed(waiting)}; wait until they have left, or migrate or redrive them"
+            f"{_listed(waiting)}{cancelled}; wait until they have left, migrate or redrive them, "
+            f"or remove them with --force, and they are lost{journal_left}"
         )
     if not dry_run and force:
         _remove(connection, topology, mine, queues)
@@ -126,7 +140,8 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
         # The amendments last: put back, they would be empty.
         going = [*counted, *(name for name in queues if name not in counted)]
         _remove_empty(connection, management, topology, snapshot, mine, going, stats_delay, notify)
-    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others)
+    left = journal if journal_stays else ""
+    return Teardown(tuple(mine), tuple(sorted(queues)), lost, others, left)
 
 
 def held(
@@ -185,7 +200,7 @@ def _others(
 ) -> tuple[str, ...]:
     """Return the other ladders with the same delivery side, or of the same namespace."""
     existing = filter(None, map(topology_of_name, snapshot.exchanges))
-    without = {topology.prefix, *(each.prefix for each in gone)}
+    without = {topology.prefix, *(ladder.prefix for ladder in gone)}
     return tuple(
         dict.fromkeys(
             other.prefix
@@ -219,7 +234,7 @@ def _stage(topology: Topology, name: str) -> int:
 def _but(lost: Sequence[Binding]) -> str:
     if not lost:
         return ""
-    names = list(dict.fromkeys(each.destination for each in lost))
+    names = list(dict.fromkeys(binding.destination for binding in lost))
     return (
         f", but for the bindings of {', '.join(names[:3])}{_more(names)}, which is gone or belongs "
         f"to another connection alone"
@@ -228,24 +243,31 @@ def _but(lost: Sequence[Binding]) -> str:
 
 def _ways(topology: Topology, snapshot: Snapshot, exchanges: list[str]) -> str:
     """Return what to add to ``create``, so that the ladder leads to the same queues again."""
-    mirrors = {topology.mirror_name(each): each for each in snapshot.exchanges if each}
+    mirrors = {topology.mirror_name(name): name for name in snapshot.exchanges if name}
     names = {
-        each.destination
-        for each in _part(topology, snapshot, exchanges).bindings
-        if each.to_queue and not topology.owns(each.destination) and each.source not in mirrors
+        binding.destination
+        for binding in _part(topology, snapshot, exchanges).bindings
+        if binding.to_queue
+        and not topology.owns(binding.destination)
+        and binding.source not in mirrors
     }
-    led = {"--queue": names, "--exchange": {mirrors[each] for each in exchanges if each in mirrors}}
+    led = {
+        "--queue": names,
+        "--exchange": {mirrors[exchange] for exchange in exchanges if exchange in mirrors},
+    }
     said = [
-        f"{option} for each of {', '.join(sorted(found)[:3])}{_more(found)}"
-        for option, found in led.items()
-        if found
+        f"{option} for each of {', '.join(sorted(led_to)[:3])}{_more(led_to)}"
+        for option, led_to in led.items()
+        if led_to
     ]
     return f", and 'create' with {' and '.join(said)}, to which it led" if said else ""
 
 
 def _listed(waiting: dict[str, int]) -> str:
     first = ", ".join(f"{count} in {name}" for name, count in list(waiting.items())[:3])
-    return f"{sum(waiting.values())} messages wait ({first}{_more(waiting)})"
+    count = sum(waiting.values())
+    waits = "waits" if count == 1 else "wait"
+    return f"{plural(count, 'message')} {waits} ({first}{_more(waiting)})"
 
 
 def _more(names: Sized) -> str:
@@ -323,7 +345,7 @@ def _delete_stage(  # noqa: PLR0913, PLR0917 - one step of one function, which h
     :raises RefusedError: if a message is to stay there for longer.
     """
     delete_exchanges(connection, exchanges, deleted)
-    led = {each.destination for each in snapshot.bindings if each.source in exchanges}
+    led = {binding.destination for binding in snapshot.bindings if binding.source in exchanges}
     closed = [name for name in queues if name in led]
     _check(_ready(connection, closed))
     time.sleep(min(_ON_THE_WAY, stats_delay))
@@ -357,9 +379,11 @@ def _delete(  # noqa: PLR0913, PLR0917 - one step of one function, which has all
     # A relay and an entry exchange have their queue's name. A publisher may just have begun to
     # declare the ladder when the snapshot was taken.
     ways = {name: {name} for name in queues}
-    for each in (*snapshot.bindings, *topology.whole.bindings):
-        if each.destination in ways and (each.source in exchanges or topology.owns(each.source)):
-            ways[each.destination].add(each.source)
+    for binding in (*snapshot.bindings, *topology.whole.bindings):
+        if binding.destination in ways and (
+            binding.source in exchanges or topology.owns(binding.source)
+        ):
+            ways[binding.destination].add(binding.source)
     channel = connection.channel()
     with Probe(connection) as probe:
         for name in queues:
@@ -377,7 +401,7 @@ def _owned(topology: Topology, snapshot: Snapshot) -> tuple[set[Any], ...]:
     return (
         set(filter(topology.owns, snapshot.exchanges)),
         set(filter(topology.owns, snapshot.queues)),
-        {each for each in snapshot.bindings if topology.owns(each.source)},
+        {binding for binding in snapshot.bindings if topology.owns(binding.source)},
     )
 
 
@@ -390,11 +414,16 @@ def _part(
     a program that declares the ladder at the same time takes to exist.
     """
     names = snapshot.exchanges.keys() | snapshot.queues.keys()
-    meant = {each for each in topology.whole.bindings if {each.source, each.destination} <= names}
+    meant = {
+        binding
+        for binding in topology.whole.bindings
+        if {binding.source, binding.destination} <= names
+    }
     bindings: list[Binding] = [
-        each
-        for each in sorted(snapshot.bindings | meant, key=repr)
-        if each.source in exchanges or each.destination in (queues if each.to_queue else exchanges)
+        binding
+        for binding in sorted(snapshot.bindings | meant, key=repr)
+        if binding.source in exchanges
+        or binding.destination in (queues if binding.to_queue else exchanges)
     ]
     rows = [snapshot.exchanges[name] for name in exchanges]
     return Part(

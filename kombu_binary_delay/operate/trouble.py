@@ -69,15 +69,15 @@ def _disk_left(node: Row) -> float:
 
 def missing(expected: Expected, management: Management, snapshot: Snapshot) -> Iterator[str]:
     """Yield a sentence for each ladder in use that has missing or different parts, with a count."""
-    if not any(_errors(each, expected, snapshot) for each in expected.lanes):
+    if not any(_errors(lane, expected, snapshot) for lane in expected.lanes):
         return
     # A level may have been declared between two requests.
     snapshot = Snapshot.read(management)
     for topology in expected.lanes:
-        if found := _errors(topology, expected, snapshot):
-            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        if errors := _errors(topology, expected, snapshot):
+            more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
             which = f"{topology.prefix}: " if len(expected.lanes) > 1 else ""
-            yield f"{which}{found[0]}{more}: 'verify' says what to do"
+            yield f"{which}{errors[0]}{more}: 'verify' says what to do"
 
 
 def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[str]:
@@ -85,4 +85,8 @@ def _errors(topology: Topology, expected: Expected, snapshot: Snapshot) -> list[
     compared = compare(topology, snapshot, declares=declares, direct=expected.direct)
     shared: Iterable[Topology] = expected.lanes[:1]
     led = faults(topology, snapshot, expected.relays) if topology in shared else ()
-    return [f"{each.what}: {each.found}" for each in (*compared, *led) if each.severity == "error"]
+    return [
+        f"{difference.what}: {difference.found}"
+        for difference in (*compared, *led)
+        if difference.severity == "error"
+    ]

@@ -67,7 +67,7 @@ class Verification:
     @property
     def sound(self) -> bool:
         """Whether there is neither an error nor a warning."""
-        return not any(each.severity != "note" for each in self.differences)
+        return not any(difference.severity != "note" for difference in self.differences)
 
 
 def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker say
@@ -102,7 +102,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     version = str(overview.get("rabbitmq_version", ""))
     snapshot = Snapshot.read(management)
     place = Place(management.vhost, management.url, management.user)
-    found = [
+    differences = [
         *_broker(management, version, topology),
         *compare(
             topology,
@@ -125,8 +125,8 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
             _needed(topology, declares=declares, direct=direct and not drained),
         ),
     ]
-    found.sort(key=lambda each: SEVERITIES.index(each.severity))
-    return Verification(version, management.vhost, topology.prefix, tuple(found))
+    differences.sort(key=lambda difference: SEVERITIES.index(difference.severity))
+    return Verification(version, management.vhost, topology.prefix, tuple(differences))
 
 
 def levels_made(topology: Topology, snapshot: Snapshot) -> int:
@@ -136,8 +136,8 @@ def levels_made(topology: Topology, snapshot: Snapshot) -> int:
     made = [
         level
         for level, part in parts.items()
-        if any(each.name in snapshot.exchanges for each in part.exchanges)
-        or any(each.name in snapshot.queues for each in part.queues)
+        if any(exchange.name in snapshot.exchanges for exchange in part.exchanges)
+        or any(queue.name in snapshot.queues for queue in part.queues)
     ]
     return max(made, default=-2)
 
@@ -195,8 +195,8 @@ def compare(  # noqa: PLR0913 - what the settings and the asker say
 def _delivery(
     topology: Topology, snapshot: Snapshot, relays: Iterable[str], place: Place
 ) -> Iterator[Difference]:
-    for each in faults(topology, snapshot, relays, place):
-        yield Difference(each.severity, each.what, each.found, each.causes, each.remedy)
+    for fault in faults(topology, snapshot, relays, place):
+        yield Difference(fault.severity, fault.what, fault.found, fault.causes, fault.remedy)
 
 
 def dead_letters(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]:
@@ -287,8 +287,8 @@ def _exchange(
         yield Difference("error", what, "missing", _missing_exchange(topology, exchange), MAKE)
         return
     if row["type"] != exchange.type:
-        found = f"its type is {row['type']}, not {exchange.type}"
-        yield Difference("error", what, found, _no_way(topology), anew)
+        is_type = f"its type is {row['type']}, not {exchange.type}"
+        yield Difference("error", what, is_type, _no_way(topology), anew)
     if not row["durable"]:
         causes = "it is gone after a restart of the broker"
         yield Difference("error", what, "not durable", causes, anew)
@@ -349,8 +349,8 @@ def _queue(
             )
     if topology.prefix in queue.name and row.get("consumers"):
         causes = "they take messages before they are due"
-        found = f"{row['consumers']} consumers"
-        yield Difference("error", what, found, causes, stop_consumers(place))
+        consumers = f"{row['consumers']} consumers"
+        yield Difference("error", what, consumers, causes, stop_consumers(place))
 
 
 _ARGUMENTS = {
@@ -383,14 +383,14 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
 
 def _strangers(topology: Topology, snapshot: Snapshot, place: Place) -> Iterator[Difference]:
     """Yield bindings from the levels that are not part of the topology."""
-    ours = {each for part in topology.levels for each in part.bindings}
+    ours = {binding for part in topology.levels for binding in part.bindings}
     if topology.mirrors:
         ours |= {
-            each
+            binding
             for level in range(topology.ladder.levels)
-            for each in topology.direct_bindings(level)
+            for binding in topology.direct_bindings(level)
         }
-    levels = {each.name for part in topology.levels for each in part.exchanges}
+    levels = {exchange.name for part in topology.levels for exchange in part.exchanges}
     for binding in sorted(snapshot.bindings - ours, key=repr):
         if binding.source in levels:
             yield Difference(
@@ -420,7 +420,7 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
                 yield Difference("warning", what, "missing", causes, MAKE)
         else:
             given = arguments(snapshot.queues[queue.name])
-            for name, found in _others(queue, given):
+            for name, other in _others(queue, given):
                 causes = "programs with this setting cannot declare it, and record nothing"
                 remedy = "delete the queue: the next program makes the stream that it should be"
                 if not declares:
@@ -429,20 +429,20 @@ def _journal(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Diff
                 if name == "x-max-age" and name in given:
                     causes = "events are kept for another time than this setting says"
                     remedy = "set journal_max_age to what the stream has"
-                yield Difference("warning", what, found, causes, remedy)
+                yield Difference("warning", what, other, causes, remedy)
 
 
 def _amendments(part: Part, snapshot: Snapshot, *, declares: bool) -> Iterator[Difference]:
-    named = [("exchange", each.name, snapshot.exchanges) for each in part.exchanges]
-    named += [("queue", each.name, snapshot.queues) for each in part.queues]
+    named = [("exchange", exchange.name, snapshot.exchanges) for exchange in part.exchanges]
+    named += [("queue", queue.name, snapshot.queues) for queue in part.queues]
     missing = [f"{kind} {name}" for kind, name, existing in named if name not in existing]
     if len(missing) == len(named):
         if named and declares:
             causes = "nothing: the first one makes the exchange and the streams that it needs"
             yield Difference("note", "amendments", "none made yet", causes)
         elif named:
-            found = "no exchange and no streams"
-            yield Difference("warning", "amendments", found, _NOT_AMENDED, MAKE)
+            absent = "no exchange and no streams"
+            yield Difference("warning", "amendments", absent, _NOT_AMENDED, MAKE)
         return
     for what in missing:
         yield Difference("error", what, "missing", _NOT_AMENDED, MAKE)
@@ -466,9 +466,9 @@ def _stream(queue: Queue, given: Mapping[str, Any]) -> Iterator[Difference]:
         anew = f"delete the queue, which is no stream of ours; then {MAKE}"
         yield Difference("error", what, others["x-queue-type"], _NOT_AMENDED, anew)
         return
-    for found in others.values():
+    for other in others.values():
         causes = "what was cancelled is remembered for another time than the settings say"
-        yield Difference("warning", what, found, causes, _OTHER_AGE)
+        yield Difference("warning", what, other, causes, _OTHER_AGE)
 
 
 def _others(queue: Queue, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -531,7 +531,7 @@ def _unread(what: str, exc: UnreachableError) -> Difference:
 def _policies(
     management: Management, topology: Topology, snapshot: Snapshot
 ) -> Iterator[Difference]:
-    wanted = {each.name: dict(each.arguments) for each in topology.whole.queues}
+    wanted = {queue.name: dict(queue.arguments) for queue in topology.whole.queues}
     for name, row in snapshot.queues.items():
         if topology.owns(name):
             wanted.setdefault(name, arguments(row))
@@ -553,7 +553,9 @@ def _hits(
 ) -> Iterator[Difference]:
     what, operator = kind.replace("ies", "y"), kind == "operator-policies"
     prefix = prefix_of(topology)
-    remedies = {each["name"]: narrow(vhost, each, prefix, operator=operator) for each in policies}
+    remedies = {
+        policy["name"]: narrow(vhost, policy, prefix, operator=operator) for policy in policies
+    }
     journal = stream_name(topology.namespace)
     hit: dict[tuple[str, str, str, str], list[str]] = {}
     for queue, given in wanted.items():
@@ -565,10 +567,10 @@ def _hits(
             hit.setdefault((severity, policy["name"], key, causes), []).append(queue)
     for (severity, name, key, causes), queues in hit.items():
         more = f" and {len(queues) - 1} more queues" if len(queues) > 1 else ""
-        found = f"{key} applies to {queues[0]}{more}"
+        applies = f"{key} applies to {queues[0]}{more}"
         # How long to keep the journal is the operator's to decide.
         remedy = remedies[name] if severity != "note" else ""
-        yield Difference(severity, f"{what} {name}", found, causes, remedy)
+        yield Difference(severity, f"{what} {name}", applies, causes, remedy)
     for policy in policies:
         if _matches(policy["pattern"], "") is None:
             yield _unjudged(f"{what} {policy['name']}", policy["pattern"], next(iter(wanted)))
@@ -679,8 +681,8 @@ def _needed(topology: Topology, *, declares: bool, direct: bool) -> dict[str, li
     """Return the names on which a publisher needs each permission."""
     if declares:
         parts = (topology.whole, topology.direct_base) if direct else (topology.whole,)
-        names = [each.name for part in parts for each in part.exchanges]
-        names += [each.name for each in topology.whole.queues]
+        names = [exchange.name for part in parts for exchange in part.exchanges]
+        names += [queue.name for queue in topology.whole.queues]
         return dict.fromkeys(PERMISSIONS, names)
     levels = [topology.level_name(level) for level in range(topology.ladder.levels)]
     return {"write": [topology.direct] if direct else levels}
@@ -744,7 +746,7 @@ def _permissions(
                 else "it cannot make the ladder, and its delayed publishes fail",
                 give(lacked),
             )
-    streams = [each.name for each in amendments.queues]
+    streams = [queue.name for queue in amendments.queues]
     lacking = [name for name in streams if _matches(mine[0]["read"] or "^$", name) is False]
     if lacking:
         # Behind another system's ladder, the streams have another prefix.

@@ -63,7 +63,8 @@ def time_of(text: str, zone: tzinfo | None = UTC) -> float:
     # also reads the zone of 2030-01-31+01:00 as the time of day.
     if _MOMENT.fullmatch(text):
         with suppress(ValueError):
-            at = datetime.fromisoformat(text)
+            # As we write it ourselves: 2030-01-31 12:00:00 UTC.
+            at = datetime.fromisoformat(re.sub(r" UTC\Z", "+00:00", text))
     if at is None:
         raise ValueError(
             f"{text!r} is no delay, such as 10s, 1h30m or 500ms, and no time, such as "

@@ -3,9 +3,8 @@
 * ``application``: the ASGI application; ``guard``: users, hosts, headers, tokens; ``passwords``:
   hashes of passwords.
 * ``pages``: the handler of each address; ``drawing`` and ``templates``: how values look.
-* ``reader``: a thread that reads for all pages; ``looks``: what it reads from a broker;
-  ``index``: the tasks that were read last.
-* ``plans``: actions that wait for a confirmation.
+* ``reader``: a thread that reads for all pages; ``watch``: what it reads from a broker.
+* ``actions``: what waits for a confirmation.
 
 It needs the extra ``web``. Nothing here imports the command line.
 """

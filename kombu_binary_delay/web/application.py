@@ -13,15 +13,15 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from .guard import Authenticate, Guard
-from .looks import Broker, Open
 from .pages import Pages
+from .watch import Broker, Open
 
 _STATIC = Path(__file__).with_name("static")
 
 
 def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     broker: Broker,
-    place: Open,
+    source: Open,
     *,
     authenticate: Authenticate | None,
     allow_changes: bool = False,
@@ -33,7 +33,7 @@ def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     Serve it by one process: it keeps what it has read from the broker in memory.
 
     :param broker: where the broker is.
-    :param place: opens the source of tasks.
+    :param source: opens the source of tasks.
     :param authenticate: takes a Starlette request and returns the user's name, None to refuse, or
         a response; a coroutine, or a function, which is called in a thread. None admits every user
         who can connect.
@@ -42,7 +42,7 @@ def application(  # noqa: PLR0913 - what is shown, to whom, and what they may do
     :param hosts: the host names that requests may use; None for any.
     :raises SettingsError: for invalid settings of the broker.
     """
-    pages = Pages(broker, place, allow_changes=allow_changes, hide_arguments=hide_arguments)
+    pages = Pages(broker, source, allow_changes=allow_changes, hide_arguments=hide_arguments)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:

@@ -14,8 +14,6 @@ from kombu_binary_delay import operate
 from kombu_binary_delay.ladder.durations import ahead, human
 from kombu_binary_delay.operate.text import plain
 
-from .index import exactly
-
 _WIDEST = 100.0  # of a bar, in the units of its drawing
 
 
@@ -29,6 +27,17 @@ def moment(milliseconds: float | None) -> Markup | str:
         return f"{milliseconds} ms since 1970"
     written = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{} UTC</time>').format(written, f"{at:%Y-%m-%d %H:%M:%S}")
+
+
+def sentence(text: str) -> str:
+    """Return a text as a sentence: with a capital letter, and one full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def effect(causes: str) -> str:
+    """Return what a difference causes as a sentence."""
+    nothing, _, why = causes.partition("nothing: ")
+    return sentence(why if why and not nothing else causes)
 
 
 @dataclass(frozen=True)
@@ -52,15 +61,15 @@ def rungs(ladder: operate.LadderStatus) -> list[Rung]:
     for queue in ladder.queues:
         name = "others" if queue.level is None else f"level {queue.level}"
         levels.setdefault(name, []).append(queue)
-    fullest = max((sum(one.messages for one in each) for each in levels.values()), default=0)
+    fullest = max((sum(one.messages for one in queues) for queues in levels.values()), default=0)
     drawn = []
     for name, queues in levels.items():
-        messages = sum(each.messages for each in queues)
+        messages = sum(queue.messages for queue in queues)
         bar = max(_WIDEST * messages / fullest, 2.0) if messages else 0.0
-        waits = [each.wait for each in queues]
-        leaving = sum(each.leaving for each in queues)
+        waits = [queue.wait for queue in queues]
+        leaving = sum(queue.leaving for queue in queues)
         drawn.append(Rung(name, min(waits), max(waits), messages, leaving, round(bar, 1)))
-    return sorted(drawn, key=lambda each: -each.longest)
+    return sorted(drawn, key=lambda rung: -rung.longest)
 
 
 def environment() -> Environment:
@@ -78,7 +87,9 @@ def environment() -> Environment:
         "human": human,
         "ahead": lambda due: ahead(due - time.time() * 1000),
         "visible": plain,
-        "exactly": exactly,
+        "exactly": lambda name: f'"{name}"',
+        "sentence": sentence,
+        "effect": effect,
         "count": lambda number: f"{number:,}",
         "rungs": rungs,
     }

@@ -138,7 +138,7 @@ def by_header(name: str, proxies: Collection[str]) -> Callable[[Request], str | 
     :param proxies: the addresses or networks of trusted proxies, such as ``10.0.0.0/8``.
     :raises ValueError: for an invalid address or network.
     """
-    networks = [ipaddress.ip_network(each) for each in proxies]
+    networks = [ipaddress.ip_network(proxy) for proxy in proxies]
 
     def authenticate(request: Request) -> str | None:
         try:

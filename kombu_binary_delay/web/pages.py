@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 from urllib.parse import urlencode
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from anyio import to_thread
 from kombu.log import get_logger
@@ -25,16 +26,16 @@ from starlette.routing import Route
 
 from kombu_binary_delay import operate
 from kombu_binary_delay.operate.amend import CANCEL, RESCHEDULE
+from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.status import parked_by_side
-from kombu_binary_delay.operate.text import plain
+from kombu_binary_delay.operate.text import plain, plural
 from kombu_binary_delay.operate.when import moment_of
 
+from .actions import Action, Actions
 from .drawing import environment
 from .guard import FIELD, Tokens, asker, is_from_elsewhere, user_of, who
-from .index import Filter, Index
-from .looks import Broker, Now, Open, Watch, read_index, read_story
-from .plans import Plan, Plans
-from .reader import FAILURES, Look, Reader
+from .reader import FAILURES, Latest, Reader
+from .watch import Broker, Now, Open, Watch, read_story, read_tasks
 
 logger = get_logger(__name__)
 
@@ -44,6 +45,7 @@ _NOW, _FINDINGS, _TASKS, _STORY = 3.0, 60.0, 10.0, 3.0
 #: Seconds that a page waits for a first result, so that it always loads soon.
 _FIRST, _SOON = 0.4, 8.0
 _PAGE = 50
+_EXAMPLES = 10
 _MOST = 100_000  # tasks that one action may amend
 _BARS = 60
 _QUEUES = 12
@@ -51,6 +53,9 @@ _QUEUES = 12
 _LONGEST, _STARS = 500, 5
 _TO_A_LINE = 100  # ids in a line of the log
 
+#: What a page says of a form that was filled in: nothing, before it is sent.
+_UNFILLED: Mapping[str, Any] = {"problem_words": "", "chosen": (), "when": "", "scope": "some"}
+_FAILURES = {403: "Not allowed", 404: "There is no such page", 413: "Too long"}
 _MINUTE, _HOUR, _DAY, _WEEK = 60_000, 3_600_000, 86_400_000, 604_800_000
 SPANS = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("week", _WEEK))
 
@@ -66,14 +71,23 @@ class Forecast:
     probably: int
 
 
+#: The fields of the search.
+_SEARCHED = ("name", "arguments", "queue", "id", "after", "before")
+
+
 @dataclass(frozen=True)
 class Asked:
-    """The request for a page of tasks: the form's fields, and their values."""
+    """The request for a page of tasks: the form's fields, and what they select."""
 
     words: Mapping[str, str]
-    which: Filter
+    select: operate.Selection
     page: int = 0
     errors: Mapping[str, str] | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it asks for some of the tasks only."""
+        return any(self.words[name] for name in _SEARCHED)
 
     def query(self, **changed: Any) -> str:
         """Return the request as the query of a URL."""
@@ -83,7 +97,7 @@ class Asked:
 
     def said(self) -> str:
         """Return the selection in words."""
-        words = [f"{name} {value!r}" for name, value in self.words.items() if value]
+        words = [f"{name} {self.words[name]!r}" for name in _SEARCHED if self.words[name]]
         return ", ".join(words) or "all that wait"
 
 
@@ -91,12 +105,12 @@ class Pages:
     """The pages, with what they share: readers, tokens, and actions to be confirmed."""
 
     def __init__(
-        self, broker: Broker, place: Open, *, allow_changes: bool, hide_arguments: bool
+        self, broker: Broker, source: Open, *, allow_changes: bool, hide_arguments: bool
     ) -> None:
         self._broker = broker
         # Now, as invalid settings must be an error before the first request.
         self._declares = broker.settings.declare != "never"
-        self._place = place
+        self._source = source
         self._allow = allow_changes
         self._hide = hide_arguments
         self._watch = Watch(broker)
@@ -106,7 +120,7 @@ class Pages:
         self._story_reader = Reader("web-story")
         self._templates = environment()
         self._tokens = Tokens()
-        self._plans = Plans()
+        self._actions = Actions()
         self._redriving = Lock()
 
     def routes(self) -> list[Route]:
@@ -131,9 +145,10 @@ class Pages:
         """Return the handlers of errors."""
 
         def refused(request: Request, exc: HTTPException) -> Response:
-            own = {"Not Found": "There is no such page.", "Method Not Allowed": "Not done here."}
-            words = own.get(exc.detail, exc.detail)
-            return self._show(request, "failure", {"words": words}, exc.status_code)
+            title = _FAILURES.get(exc.status_code, "Not done")
+            own = {"Not Found": "", "Method Not Allowed": ""}
+            words = {"title": title, "words": own.get(exc.detail, exc.detail)}
+            return self._show(request, "failure", words, exc.status_code)
 
         def failed(_: Request, __: Exception) -> Response:
             return PlainTextResponse("This failed; the log of the program says why.", 500)
@@ -153,94 +168,113 @@ class Pages:
         return self._show(request, "now", self._now(_FIRST))
 
     def now_part(self, request: Request) -> Response:
-        """Show the part of it that changes."""
-        return self._show(request, "now_part", self._now(0.0))
+        """Show a part of it that changes."""
+        template = "now_top" if request.query_params.get("part") == "top" else "now_part"
+        return self._show(request, template, self._now(0.0))
 
     def forecast(self, request: Request) -> Response:
         """Return how many tasks are due in each part of a time, for the chart."""
-        now = time.time_ns() // 1_000_000
-        look = self._index(0.0)
-        if look.value is None or look.error:
-            return JSONResponse({"start": now, "end": now, "counts": [], "error": look.error})
-        index: Index = look.value
-        start, end = (_number(request.query_params.get(each)) for each in ("start", "end"))
+        now = _now()
+        latest = self._tasks_read(0.0)
+        if latest.value is None or latest.error:
+            nothing = latest.value is None and self._nothing_waits()
+            blank = {"start": now, "end": now, "counts": []}
+            return JSONResponse({**blank, "error": latest.error, "nothing": nothing})
+        table: operate.TaskTable = latest.value
+        start, end = (_number(request.query_params.get(name)) for name in ("start", "end"))
         if end is None:
-            end = max(index.last() or now, now + _MINUTE) + 1
-        start = max(start or now, 0)
+            end = max(table.last() or now, now + _MINUTE) + 1
+        start = max(start or now, now)
         end = max(end, start + _BARS)
-        counts = index.histogram(start, end, _BARS)
+        counts = table.histogram(start, end, _BARS)
         return JSONResponse({"start": start, "end": end, "counts": counts, "error": None})
 
     def _now(self, wait: float) -> dict[str, Any]:
-        look = self._reader.get("now", self._watch.now, _NOW, wait)
+        latest = self._reader.get("now", self._watch.now, _NOW, wait)
         findings = self._reader.get("findings", self._watch.findings, _FINDINGS)
-        tasks = self._index(0.0)
+        tasks = self._tasks_read(0.0)
         # An old list is not what is due now.
-        index: Index | None = None if tasks.error else tasks.value
-        ladders = look.value.status.ladders if look.value else ()
+        table: operate.TaskTable | None = None if tasks.error else tasks.value
+        ladders = latest.value.status.ladders if latest.value else ()
+        waiting = operate.Selection(after=_now())
         return {
-            "look": look,
+            "latest": latest,
             "findings": findings,
-            "troubles": _troubles(look.value, findings.value or ()) if look.value else (),
+            "troubles": _troubles(latest.value, findings.value or ()) if latest.value else (),
             "declares": self._declares,
             "tasks": tasks,
-            "index": index,
-            "forecast": [_expect(span, each, ladders, index) for span, each in SPANS],
-            "waiting": sum(each.messages for each in ladders),
-            "queues": index.by_queue(_QUEUES) if index else (),
+            "table": table,
+            "forecast": [_expect(span, length, ladders, table) for span, length in SPANS],
+            "waiting": sum(ladder.messages for ladder in ladders),
+            "taken_back": table.taken_back(waiting) if table else 0,
+            "queues": table.count_by("queue", waiting, _QUEUES) if table else (),
         }
 
     # --- Tasks ----------------------------------------------------------------------
 
     def tasks(self, request: Request) -> Response:
         """Show the delayed tasks, with a search form."""
-        return self._show(request, "tasks", self._tasks(request, _FIRST))
+        return self._show(request, "tasks", self._tasks(request.query_params, _FIRST))
 
     def results(self, request: Request) -> Response:
         """Show the part of it that changes."""
-        return self._show(request, "results", self._tasks(request, 0.0))
+        return self._show(request, "results", self._tasks(request.query_params, 0.0))
 
     def task(self, request: Request) -> Response:
         """Show one task's story."""
         task_id = request.query_params.get("id", "")
+        template = "story" if "part" in request.query_params else "task"
+        return self._show(request, template, self._task(request, task_id))
+
+    def _task(self, request: Request, task_id: str) -> dict[str, Any]:
         if is_from_elsewhere(request):
             # Another site can make a browser ask for any number of them. A link from there shows
             # the page, which then asks by itself.
-            look = self._story_reader.last(task_id)
+            latest = self._story_reader.last(task_id)
         else:
-            look = self._story_reader.get(
+            latest = self._story_reader.get(
                 task_id,
-                lambda: read_story(self._place, self._broker, task_id, hide=self._hide),
+                lambda: read_story(self._source, self._broker, task_id, hide=self._hide),
                 _STORY,
                 _FIRST,
                 by=asker(request),
             )
-        template = "story" if "part" in request.query_params else "task"
-        return self._show(request, template, {"task_id": task_id, "look": look, "hide": self._hide})
+        return {"task_id": task_id, "latest": latest, "hide": self._hide}
 
-    def _index(self, wait: float, since: float | None = None) -> Look:
+    def _tasks_read(self, wait: float, since: float | None = None) -> Latest:
         return self._tasks_reader.get(
-            "tasks", lambda: read_index(self._place, hide=self._hide), _TASKS, wait, since
+            "tasks",
+            lambda: read_tasks(self._source, self._broker, hide=self._hide),
+            _TASKS,
+            wait,
+            since,
         )
 
-    def _tasks(self, request: Request, wait: float) -> dict[str, Any]:
-        asked = _asked(request.query_params)
-        look = self._index(wait)
-        index: Index | None = look.value
-        found: list[operate.WaitingTask] = []
+    def _tasks(self, words: Mapping[str, str], wait: float) -> dict[str, Any]:
+        asked = _asked(words)
+        latest = self._tasks_read(wait)
+        table: operate.TaskTable | None = latest.value
+        shown: list[operate.WaitingTask] = []
         count = 0
-        if index is not None and not asked.errors:
-            count = index.count(asked.which)
-            found = index.page(asked.which, _PAGE, asked.page * _PAGE)
+        if table is not None and not asked.errors:
+            count = table.count(asked.select)
+            shown = [*map(_shown, table.tasks(asked.select, _PAGE, asked.page * _PAGE))]
         return {
-            "look": look,
+            "latest": latest,
             "asked": asked,
-            "found": found,
+            "shown": shown,
             "count": count,
+            "unseen": table.unseen(asked.select) if table else (),
             "first": asked.page * _PAGE + 1,
             "more": (asked.page + 1) * _PAGE < count,
             "hide": self._hide,
+            "nothing_waits": table is None and self._nothing_waits(),
         }
+
+    def _nothing_waits(self) -> bool:
+        """Return whether the broker has no delayed message, as far as is known."""
+        now: Now | None = self._reader.get("now", self._watch.now, _NOW, _FIRST).value
+        return now is not None and not any(ladder.messages for ladder in now.status.ladders)
 
     # --- acts -----------------------------------------------------------------------
 
@@ -248,68 +282,100 @@ class Pages:
         """Count what an action would change, and keep it until it is confirmed."""
         form = await self._tokens.form(request)
         try:
-            plan = await to_thread.run_sync(self._plan, request, form)
+            action = await to_thread.run_sync(self._planned_action, request, form)
         except FAILURES as exc:
-            raise HTTPException(502, f"The broker did not take part: {exc}.") from exc
+            why = f"The broker did not take part: {exc}."
+            return await to_thread.run_sync(self._plan_again, request, form, why, 502)
         except ValueError as exc:
-            raise HTTPException(400, f"{exc}.") from exc
-        self._plans.add(plan)
-        return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
+            return await to_thread.run_sync(self._plan_again, request, form, f"{exc}.", 400)
+        self._actions.add(action)
+        return RedirectResponse(self._at(request, f"/plan?key={action.key}"), 303)
+
+    def _plan_again(
+        self, request: Request, form: Mapping[str, list[str]], why: str, status: int
+    ) -> Response:
+        """Show the page of a form again, as it was filled in, with why it was not done."""
+        words = _first(form)
+        chosen = form.get("chosen", [])
+        kept: dict[str, Any] = {
+            "problem_words": why,
+            "chosen": chosen,
+            "when": words.get("when", ""),
+        }
+        if words.get("action") == REDRIVE:
+            return self._show(request, "now", {**self._now(_FIRST), **kept}, status)
+        if words.get("page_of") == "task" and chosen:
+            return self._show(request, "task", {**self._task(request, chosen[0]), **kept}, status)
+        kept["scope"] = words.get("scope", "some")
+        return self._show(request, "tasks", {**self._tasks(words, _FIRST), **kept}, status)
 
     def planned(self, request: Request) -> Response:
         """Show what an action would change, is changing or has changed."""
-        plan = self._plan_of(request, request.query_params.get("key", ""))
-        examples = list(plan.chosen.dues.items())[:10] if plan.chosen else []
-        left = list(plan.left.items())[:10]
-        words = {"plan": plan, "examples": examples, "left": left, "most": _QUEUES}
+        action = self._action_of(request, request.query_params.get("key", ""))
+        known = {task.id for task in action.examples}
+        others = [id_ for id_ in (action.chosen.dues if action.chosen else ()) if id_ not in known]
+        room = max(_EXAMPLES - len(action.examples), 0)
+        words = {
+            "plan": action,
+            "others": others[:room],
+            "left": list(action.left.items())[:_EXAMPLES],
+            "most": _QUEUES,
+        }
         return self._show(request, "plan", words)
 
     async def act(self, request: Request) -> Response:
         """Do the confirmed action, once."""
         form = await self._tokens.form(request)
-        plan = self._plan_of(request, form.get("key", [""])[0])
-        if self._plans.take(plan):
-            await to_thread.run_sync(self._act, request, plan)
-        return RedirectResponse(self._at(request, f"/plan?key={plan.key}"), 303)
+        action = self._action_of(request, form.get("key", [""])[0])
+        if self._actions.take(action):
+            await to_thread.run_sync(self._act, request, action)
+        return RedirectResponse(self._at(request, f"/plan?key={action.key}"), 303)
 
-    def _plan_of(self, request: Request, key: str) -> Plan:
-        plan = self._plans.get(key, user_of(request))
-        if plan is None:
+    def _action_of(self, request: Request, key: str) -> Action:
+        action = self._actions.get(key, user_of(request))
+        if action is None:
             raise HTTPException(404, "This was not planned by you, or too long ago. Plan it anew.")
-        return plan
+        return action
 
-    def _plan(self, request: Request, form: Mapping[str, list[str]]) -> Plan:
-        """Return the plan of an action.
+    def _planned_action(self, request: Request, form: Mapping[str, list[str]]) -> Action:
+        """Return the action of a form.
 
         :raises ValueError: for an invalid form.
         """
-        user = user_of(request)
-        words = {name: values[0] for name, values in form.items()}
-        action = words.get("action", "")
-        if action == REDRIVE:
-            return self._plan_redrive(user)
-        if action not in (CANCEL, RESCHEDULE):
+        user, words = user_of(request), _first(form)
+        kind = words.get("action", "")
+        if kind == REDRIVE:
+            return self._planned_redrive(user)
+        if kind not in (CANCEL, RESCHEDULE):
             raise ValueError("This is no act")
-        due = _moment(words.get("when", ""))
-        if action == CANCEL and due is not None:
+        due = _moment(words.get("when", ""), words.get("zone", ""))
+        if kind == CANCEL and due is not None:
             raise ValueError("'Reschedule to' has a time: clear it to cancel, or press Reschedule")
-        if action == RESCHEDULE and (due is None or due <= time.time() * 1000):
+        if kind == RESCHEDULE and (due is None or due <= _now()):
             raise ValueError("Say a time that is still to come, such as 2h")
         tasks, chosen, said = self._chosen(form, words)
-        with self._broker.delaying() as connection:
+        with named(self._broker), self._broker.delaying() as connection:
             # This finds out now whether the broker supports it.
-            planned = operate.amend(connection, action, chosen, due, dry_run=True)
+            planned = operate.amend(connection, kind, chosen, due, dry_run=True)
         if planned.left and not planned.ids:
             raise ValueError(next(iter(planned.left.values())))
-        chosen = replace(chosen, dues={each: chosen.dues[each] for each in planned.ids})
-        tasks = [each for each in tasks if each.id in chosen.dues]
-        queues = Counter(queue for _, queue in {(each.id, each.queue) for each in tasks})
-        most = tuple(sorted(queues.items(), key=lambda each: (-each[1], each[0])))
-        unmoved = 0 if due is None else _unmoved(tasks, due)
-        plan = Plan(action, user, said, chosen, most, due, unmoved, left=planned.left)
-        if unmoved and unmoved == plan.count:
-            raise ValueError(f"{plan.kept}: say a later time")
-        return plan
+        chosen = replace(chosen, dues={id_: chosen.dues[id_] for id_ in planned.ids})
+        tasks = [task for task in tasks if task.id in chosen.dues]
+        queues = Counter(queue for _, queue in {(task.id, task.queue) for task in tasks})
+        action = Action(
+            kind,
+            user,
+            said,
+            chosen,
+            tuple(map(_shown, sorted(tasks, key=lambda task: task.due)[:_EXAMPLES])),
+            tuple(sorted(queues.items(), key=lambda counted: (-counted[1], counted[0]))),
+            due,
+            0 if due is None else _unmoved(tasks, due),
+            left=planned.left,
+        )
+        if action.unmoved and action.unmoved == action.count:
+            raise ValueError(f"{action.kept}: say a later time")
+        return action
 
     def _chosen(
         self, form: Mapping[str, list[str]], words: Mapping[str, str]
@@ -318,112 +384,115 @@ class Pages:
 
         :raises ValueError: for an invalid form, or if the tasks cannot be read now.
         """
-        look = self._index(_SOON)
-        index: Index | None = look.value
+        latest = self._tasks_read(_SOON)
+        table: operate.TaskTable | None = latest.value
         if words.get("scope") == "all":
             asked = _asked(words)
-            if look.error:
-                raise ValueError(f"The tasks cannot be read now: {look.error}")
-            if asked.errors or index is None:
+            if latest.error:
+                raise ValueError(f"The tasks cannot be read now: {latest.error}")
+            if asked.errors or table is None:
                 raise ValueError("The tasks are not read yet, or the search is not understood")
-            if index.count(asked.which) > _MOST:
+            if table.count(asked.select) > _MOST:
                 raise ValueError(f"These are more than {_MOST:,} tasks: search for fewer")
-            tasks = index.all_of(asked.which)
+            tasks = list(table.tasks(asked.select))
             return tasks, operate.choose(tasks), asked.said()
         ids = tuple(dict.fromkeys(form.get("chosen", [])))
         if not ids:
             raise ValueError("No task is chosen: mark some, or take all that were found")
-        tasks = self._waiting(ids, index)
+        tasks = self._waiting(ids, table)
         known = operate.choose(tasks).dues
         # One that does not wait is amended as well, without a due time.
-        chosen = operate.Chosen({each: known.get(each) for each in ids}, found=True)
+        chosen = operate.Chosen({id_: known.get(id_) for id_ in ids}, found=True)
         return tasks, chosen, "one by one"
 
-    def _waiting(self, ids: Collection[str], index: Index | None) -> list[operate.WaitingTask]:
+    def _waiting(
+        self, ids: Collection[str], table: operate.TaskTable | None
+    ) -> list[operate.WaitingTask]:
         """Return those of these tasks that wait.
 
         :raises ValueError: if the tasks cannot be read now.
         """
-        found = index.by_ids(ids) if index else []
-        if len({each.id for each in found}) < len(ids):
+        these = operate.Selection(ids=frozenset(ids))
+        tasks = list(table.tasks(these)) if table else []
+        if len({task.id for task in tasks}) < len(ids):
             # It may have been published since that was read.
             asked = time.time()
-            look = self._index(_SOON, since=time.monotonic())
-            if look.value is None or look.error or look.at - look.took < asked:
-                why = look.error or "load the list again, and choose from that"
+            latest = self._tasks_read(_SOON, since=time.monotonic())
+            if latest.value is None or latest.error or latest.at - latest.took < asked:
+                why = latest.error or "load the list again, and choose from that"
                 raise ValueError(f"The tasks could not be read anew in time: {why}")
-            found = look.value.by_ids(ids)
-        return found
+            tasks = list(latest.value.tasks(these))
+        return tasks
 
-    def _plan_redrive(self, user: str) -> Plan:
+    def _planned_redrive(self, user: str) -> Action:
         """Count what is parked; where it is to go is in the messages, and none is taken."""
-        with self._broker.plain() as connection:
+        with named(self._broker), self._broker.plain() as connection:
             management = self._broker.management(connection)
             sides = parked_by_side(connection, self._broker.topology())
             planned = [operate.parked(connection, side, management) for side in sides]
-        return Plan(
+        return Action(
             REDRIVE,
             user,
             "all that is parked",
-            queues=tuple(queue for each in planned for queue in each.queues),
-            reasons=tuple(reason for each in planned for reason in each.reasons),
+            queues=tuple(queue for preview in planned for queue in preview.queues),
+            reasons=tuple(reason for preview in planned for reason in preview.reasons),
         )
 
     def _redrive(self) -> operate.Redrive:
         """Redrive what is parked, in each parking queue of the namespace, as Now counts them."""
         # Meanwhile, another would not see the messages that this one has read.
-        with self._redriving, self._broker.plain() as connection:
+        with self._redriving, named(self._broker), self._broker.plain() as connection:
             management = self._broker.management(connection)
             sides = parked_by_side(connection, self._broker.topology())
             done = [operate.redrive(self._broker.plain, side, management) for side in sides]
         return operate.Redrive(
-            tuple(parked for each in done for parked in each.parked),
-            tuple(reason for each in done for reason in each.reasons),
+            tuple(parked for redriven in done for parked in redriven.parked),
+            tuple(reason for redriven in done for reason in redriven.reasons),
         )
 
-    def _act(self, request: Request, plan: Plan) -> None:
+    def _act(self, request: Request, action: Action) -> None:
         """Do the action, and log the user and the action before and after it.
 
         It logs warnings, because a site that mounts the pages may not keep lower levels.
         """
-        by, said = plain(who(request)), plain(plan.said)
-        what = f"{plan.action} {plan.count:,} ({said})"
+        by, said = plain(who(request)), plain(action.said)
+        what = f"{action.kind} {action.count:,} ({said})"
         logger.warning("%s: %s", by, what)
-        ids = list(plan.chosen.dues) if plan.chosen else []
+        ids = list(action.chosen.dues) if action.chosen else []
         for start in range(0, len(ids), _TO_A_LINE):
             listed = " ".join(map(plain, ids[start : start + _TO_A_LINE]))
-            logger.warning("%s: %s of %s", by, plan.action, listed)
+            logger.warning("%s: %s of %s", by, action.kind, listed)
         began = time.monotonic()
         try:
-            plan.result = self._done(plan)
+            action.result = self._done(action)
         except FAILURES as exc:
-            plan.error = str(exc) or type(exc).__name__
-            logger.error("%s: %s failed: %s", by, what, plain(plan.error))  # noqa: TRY400 - its words say it
+            action.error = str(exc) or type(exc).__name__
+            logger.error("%s: %s failed: %s", by, what, plain(action.error))  # noqa: TRY400 - its words say it
             return
         except Exception:
             # Else its page would show it as one that has not ended.
-            plan.error = "the log of this program says why"
+            action.error = "the log of this program says why"
             logger.exception("%s: %s failed", by, what)
             return
-        logger.warning("%s: %s done: %s", by, what, plan.result)
+        logger.warning("%s: %s done: %s", by, what, action.result)
         # The list must soon leave them out, or show their new times.
-        self._index(2.0, since=began)
+        self._tasks_read(2.0, since=began)
         self._reader.get("now", self._watch.now, _NOW, since=began)
 
-    def _done(self, plan: Plan) -> str:
-        if plan.chosen is not None:
-            with self._broker.delaying() as connection:
-                done = operate.amend(connection, plan.action, plan.chosen, plan.due)
-            word = "cancelled" if plan.action == CANCEL else "rescheduled"
-            count = _tasks(len(done.ids) - plan.unmoved)
+    def _done(self, action: Action) -> str:
+        if action.chosen is not None:
+            with named(self._broker), self._broker.delaying() as connection:
+                done = operate.amend(connection, action.kind, action.chosen, action.due)
+            word = "cancelled" if action.kind == CANCEL else "rescheduled"
+            count = plural(len(done.ids) - action.unmoved, "task")
             moved = f"{count} {word}, as far as they still wait: the broker has recorded it."
-            return f"{moved} {plan.kept}." if plan.kept else moved
+            return f"{moved} {action.kept}." if action.kept else moved
         redriven = self._redrive()
         sent, stays = redriven.sent, redriven.stays
         words = [f"{sent:,} sent on, {stays:,} still parked", *redriven.reasons]
-        if (unseen := plan.count - sent - stays) > 0:
+        if (unseen := action.count - sent - stays) > 0:
             words.append(f"{unseen:,} are not there any more, or another program is reading them")
-        if any("--to" in each for each in redriven.reasons):
+        if any("--to" in reason for reason in redriven.reasons):
             words.append("These options are those of kombu-binary-delay redrive")
         return f"{'. '.join(words)}."
 
@@ -439,7 +508,7 @@ class Pages:
             allow=self._allow,
             field=FIELD,
             token=self._tokens.of(request) if self._allow else "",
-            **words,
+            **{**_UNFILLED, **words},
         )
         response = HTMLResponse(page, status)
         if self._allow:
@@ -452,54 +521,93 @@ class Pages:
 
 
 def _expect(
-    span: str, milliseconds: int, ladders: tuple[operate.LadderStatus, ...], index: Index | None
+    span: str,
+    milliseconds: int,
+    ladders: tuple[operate.LadderStatus, ...],
+    table: operate.TaskTable | None,
 ) -> Forecast:
     exact = None
-    if index is not None:
-        exact = index.count(Filter(before=time.time_ns() // 1_000_000 + milliseconds))
-    both = [each.within(milliseconds) for each in ladders]
-    surely, probably = sum(each[0] for each in both), sum(each[1] for each in both)
+    if table is not None:
+        now = _now()
+        exact = table.count(operate.Selection(after=now, before=now + milliseconds))
+    both = [ladder.within(milliseconds) for ladder in ladders]
+    surely, probably = sum(least for least, _ in both), sum(likely for _, likely in both)
     return Forecast(span, milliseconds, exact, surely, probably)
 
 
 def _troubles(now: Now, findings: Collection[operate.Verification]) -> list[str]:
     """Return the troubles that the page shows neither as an alarm nor as a finding."""
-    shown = [f"{each.what}: {each.found}" for one in findings for each in one.differences]
+    shown = [
+        f"{difference.what}: {difference.found}"
+        for verification in findings
+        for difference in verification.differences
+    ]
     return [
-        each
-        for each in now.status.troubles
-        if each not in now.alarms and not any(words in each for words in shown)
+        trouble
+        for trouble in now.status.troubles
+        if trouble not in now.alarms and not any(words in trouble for words in shown)
     ]
 
 
 def _asked(words: Mapping[str, str]) -> Asked:
     """Return the request in the form of the tasks."""
-    kept = {
-        each: words.get(each, "").strip() for each in ("name", "queue", "id", "after", "before")
-    }
+    kept = {name: words.get(name, "").strip() for name in (*_SEARCHED, "zone")}
     times: dict[str, int | None] = {}
     errors: dict[str, str] = {}
-    for each in ("after", "before"):
+    for name in ("after", "before"):
         try:
-            times[each] = _moment(kept[each])
+            times[name] = _moment(kept[name], kept["zone"])
         except ValueError as exc:
-            errors[each] = str(exc)
-    for each in ("name", "queue", "id"):
-        if len(kept[each]) > _LONGEST or kept[each].count("*") > _STARS:
-            errors[each] = f"no more than {_LONGEST} characters, and {_STARS} of them *"
-            kept[each] = kept[each][:_LONGEST]
-    which = Filter(kept["name"], kept["queue"], kept["id"], times.get("after"), times.get("before"))
-    return Asked(kept, which, min(_number(words.get("page")) or 0, 10**6), errors)
+            errors[name] = str(exc)
+    for name in ("name", "arguments", "queue", "id"):
+        if len(kept[name]) > _LONGEST or kept[name].count("*") > _STARS:
+            errors[name] = f"no more than {_LONGEST} characters, and {_STARS} of them *"
+            kept[name] = kept[name][:_LONGEST]
+    select = operate.Selection(
+        kept["name"] or None,
+        kept["queue"] or None,
+        # What is due already leaves the ladder.
+        after=max(times.get("after") or 0, _now()),
+        before=times.get("before"),
+        id_begins=kept["id"],
+        arguments=kept["arguments"] or None,
+        loose=True,
+    )
+    return Asked(kept, select, min(_number(words.get("page")) or 0, 10**6), errors)
 
 
-def _moment(text: str) -> int | None:
+def _moment(text: str, zone: str) -> int | None:
     """Return a time in milliseconds since the epoch; None for an empty text.
 
-    :raises ValueError: for an invalid time, or one without a zone: a page shows times in that of
-        its reader.
+    :param zone: the time zone of the browser, which shows times in it.
+    :raises ValueError: for an invalid time, or one without a zone if that of the browser is not
+        known.
     """
     text = text.strip()
-    return moment_of(text, time.time() * 1000, zone=None) if text else None
+    if not text:
+        return None
+    try:
+        own = ZoneInfo(zone) if zone else None
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        own = None
+    return moment_of(text, time.time() * 1000, zone=own)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _first(form: Mapping[str, list[str]]) -> dict[str, str]:
+    return {name: values[0] for name, values in form.items()}
+
+
+def _shown(task: operate.WaitingTask) -> operate.WaitingTask:
+    """Return a task without an id that no link can name, such as one with half a character."""
+    try:
+        (task.id or "").encode()
+    except UnicodeEncodeError:
+        return replace(task, id=None)
+    return task
 
 
 def _number(text: str | None) -> int | None:
@@ -511,8 +619,4 @@ def _number(text: str | None) -> int | None:
 
 def _unmoved(tasks: Iterable[operate.WaitingTask], due: int) -> int:
     """Return how many tasks with an id are first due after a time."""
-    return len({each.id for each in tasks if each.id and (each.first_due or each.due) > due})
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} task" + ("s" if count != 1 else "")
+    return len({task.id for task in tasks if task.id and (task.first_due or task.due) > due})

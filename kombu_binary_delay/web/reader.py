@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import BinaryDelayError
+from kombu_binary_delay.operate import OperationError, UnreachableError
 
 logger = get_logger(__name__)
 
@@ -39,13 +40,14 @@ FAILURES = (BinaryDelayError, amqp.AMQPError, OperationalError, OSError)
 
 
 @dataclass(frozen=True)
-class Look:
+class Latest:
     """The last result of a reading.
 
     :param value: the result; None if nothing was read yet.
     :param at: when it was read, in seconds since the epoch.
     :param error: why there is no newer result; None without an error.
     :param took: seconds that the reading took.
+    :param away: whether the broker did not answer, or refused.
     :param busy: whether too many others ask, so that no reading was begun.
     """
 
@@ -53,6 +55,7 @@ class Look:
     at: float = 0.0
     error: str | None = None
     took: float = 0.0
+    away: bool = False
     busy: bool = False
 
 
@@ -66,7 +69,7 @@ class Reader:
         self._name = name
         self._at_end = at_end
         self._changed = threading.Condition()
-        self._looks: OrderedDict[Hashable, Look] = OrderedDict()
+        self._results: OrderedDict[Hashable, Latest] = OrderedDict()
         #: When to read again, on the monotonic clock.
         self._next: dict[Hashable, float] = {}
         #: The line: by place, the key to read, how, and for how long it is new enough.
@@ -91,7 +94,7 @@ class Reader:
         since: float | None = None,
         *,
         by: Hashable = None,
-    ) -> Look:
+    ) -> Latest:
         """Return the last result, and start a new reading if it is too old.
 
         :param read: reads the value; may raise one of ``FAILURES``.
@@ -110,7 +113,7 @@ class Reader:
                 self._next[key] = 0.0
             is_busy, is_first = False, True
             while True:
-                look = self._looks.get(key)
+                latest = self._results.get(key)
                 is_old = time.monotonic() >= self._next.get(key, 0.0)
                 # A reading that began before the change may have ended meanwhile.
                 if is_old and not self._closed and (is_first or since is not None):
@@ -119,19 +122,19 @@ class Reader:
                         end = 0.0
                     is_busy = place not in self._wanted
                 is_first = False
-                done = look is not None and (since is None or self._began[key] >= since)
+                done = latest is not None and (since is None or self._began[key] >= since)
                 left = end - time.monotonic()
                 if done or left <= 0:
                     break
                 self._changed.wait(left)
-            if look is not None:
-                self._looks.move_to_end(key)
-            return replace(self._doubted(key, look or Look()), busy=is_busy)
+            if latest is not None:
+                self._results.move_to_end(key)
+            return replace(self._doubted(key, latest or Latest()), busy=is_busy)
 
-    def last(self, key: Hashable) -> Look:
+    def last(self, key: Hashable) -> Latest:
         """Return the last result, and start no reading."""
         with self._changed:
-            return self._looks.get(key) or Look()
+            return self._results.get(key) or Latest()
 
     def close(self) -> None:
         """End the thread after its current reading; wait for that, but not for long."""
@@ -153,20 +156,24 @@ class Reader:
         self._changed.notify_all()
         return known is None
 
-    def _doubted(self, key: Hashable, look: Look) -> Look:
-        """Return a look, with an error if it waits far longer for a reading than the last one took.
+    def _doubted(self, key: Hashable, latest: Latest) -> Latest:
+        """Return a result, with an error if it waits far longer for a reading than the last took.
 
         It may be the reading of another value, which comes first.
         """
-        if self._reading is None or look.error is not None:
-            return look
-        waits = key == self._reading[0] or any(key == each[0] for each in self._wanted.values())
+        if self._reading is None or latest.error is not None:
+            return latest
+        waits = key == self._reading[0] or any(
+            key == wanted for wanted, *_ in self._wanted.values()
+        )
         if not waits:
-            return look
+            return latest
         seconds = time.monotonic() - self._reading[1]
-        if seconds < max(_SLOW, 3 * look.took) or look.value is None:
-            return look
-        return replace(look, error=f"the broker has not answered for {round(seconds)} s")
+        if seconds < max(_SLOW, 3 * latest.took) or latest.value is None:
+            return latest
+        return replace(
+            latest, error=f"the broker has not answered for {round(seconds)} s", away=True
+        )
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -192,32 +199,34 @@ class Reader:
                     # It was read meanwhile, for another place.
                     continue
                 self._reading = key, began
-            before = self._looks.get(key) or Look()
+            before = self._results.get(key) or Latest()
             try:
                 value = read()
             except FAILURES as exc:
-                look = Look(before.value, before.at, str(exc) or type(exc).__name__, before.took)
+                error = str(exc) or type(exc).__name__
+                away = not isinstance(exc, OperationError) or isinstance(exc, UnreachableError)
+                latest = Latest(before.value, before.at, error, before.took, away)
                 pause = _RETRY
             except Exception:
                 # The page must continue to work; the log has the error.
                 logger.exception("reading %s failed", key)
                 error = "reading failed; the log of this program says why"
-                look = Look(before.value, before.at, error, before.took)
+                latest = Latest(before.value, before.at, error, before.took)
                 pause = _RETRY
             else:
                 took = time.monotonic() - began
-                look = Look(value, time.time(), None, took)
+                latest = Latest(value, time.time(), None, took)
                 pause = max(age, 10 * took)
             with self._changed:
                 self._reading = None
-                self._looks[key] = look
-                self._looks.move_to_end(key)
+                self._results[key] = latest
+                self._results.move_to_end(key)
                 self._began[key] = began
                 # A change during this reading may not be in it.
                 stale = began < self._changed_at.pop(key, 0.0)
                 self._next[key] = 0.0 if stale else time.monotonic() + pause
-                while len(self._looks) > _REMEMBERED:
-                    old, _ = self._looks.popitem(last=False)
+                while len(self._results) > _REMEMBERED:
+                    old, _ = self._results.popitem(last=False)
                     self._next.pop(old, None)
                     self._began.pop(old, None)
                 self._changed.notify_all()

@@ -92,6 +92,8 @@ class Executor:
             connection
         )
         self._channel: Any = None
+        #: The last warning about what the broker has refused, or of another reason; empty for none.
+        self.last_warning = ""
         #: The error by which the broker closed the channel because of a publish, if it did.
         self.refused_publish: BaseException | None = None
 
@@ -168,8 +170,10 @@ class Executor:
         if isinstance(command, Warn):
             if command.once:
                 _warnings.warn(command.text)
-            else:
+            elif command.text != self.last_warning:
+                # A step that fails for the same reason as the one before is no news.
                 logger.warning("%s", command.text)
+            self.last_warning = command.text
         elif isinstance(command, Pause):
             time.sleep(command.seconds)
         elif isinstance(command, Look | AskType | AskTemporary):

@@ -21,6 +21,8 @@ from kombu_binary_delay.cli import binary_delay, command
 from kombu_binary_delay.operate import mover
 from tests.waits import attempts, wait_until
 
+#: An id as Celery makes it.
+CELERYS = "2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1"
 HOUR = 3_600_000  # in milliseconds, of which no test sees the end
 
 
@@ -28,9 +30,13 @@ HOUR = 3_600_000  # in milliseconds, of which no test sees the end
 def run(vhost):
     """Run the command on the test's own virtual host."""
 
-    def run(*arguments, **more):
+    def run(*arguments, asks=False, **more):
         place = ["-b", vhost.url, "-m", vhost.broker.management_url]
-        return CliRunner().invoke(binary_delay, [*place, *arguments], **more)
+        words = list(arguments)
+        for command_ in ("cancel", "reschedule"):
+            if command_ in words and not asks:
+                words.insert(words.index(command_) + 1, "--yes")
+        return CliRunner().invoke(binary_delay, [*place, *words], **more)
 
     return run
 
@@ -286,6 +292,21 @@ def test_what_waits_until_after_the_year_9999_is_named_and_stays(connect, vhost,
     assert not vhost.queues()
 
 
+def test_without_a_terminal_it_needs_consent_for_what_was_not_named_by_its_id(run, publish):
+    publish("known", delay=HOUR)
+
+    pattern = run("cancel", "app.*", asks=True)
+    unknown = run("cancel", "nonsense", asks=True)
+    by_name = run("cancel", "--name", "app.*", "--source", "journal", asks=True)
+    by_id = [run("cancel", id_, asks=True) for id_ in (CELERYS, "known")]
+
+    refused = [done.exit_code for done in (pattern, unknown, by_name)]
+    assert (refused, [done.exit_code for done in by_id]) == ([2] * 3, [0] * 2), by_id[1].output
+    assert "give --name 'app.*' for all tasks" in pattern.output
+    assert "no task that waits has the id 'nonsense', says the journal" in unknown.output
+    assert "give --yes" in by_name.output
+
+
 def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
     run, vhost, monkeypatch, tmp_path
 ):
@@ -293,10 +314,10 @@ def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
     file = tmp_path / "ids.txt"
     file.write_text("one\x1b[2J\ntwo\nthree\nfour\n")
 
-    refused = run("cancel", "--file", str(file), input="n\n")
+    refused = run("cancel", "--file", str(file), asks=True, input="n\n")
     nothing = vhost.queues()
-    agreed = run("cancel", "--file", str(file), input="y\n")
-    unasked = [run("cancel", "five", "six"), run("cancel", "--file", str(file), "--yes")]
+    agreed = run("cancel", "--file", str(file), asks=True, input="y\n")
+    unasked = [run("cancel", CELERYS, asks=True), run("cancel", "--file", str(file))]
 
     assert (refused.exit_code, nothing) == (2, [])
     assert "cancel 4 tasks: one\\x1b[2J, two, three, …" in refused.output
@@ -313,11 +334,11 @@ def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
     monkeypatch.setitem(celery_command.commands, "binary-delay", binary_delay)
 
     done = CliRunner().invoke(
-        celery_command, ["-A", "shop", "binary-delay", "cancel", "one", "--json"]
+        celery_command, ["-A", "shop", "binary-delay", "cancel", CELERYS, "--json"]
     )
 
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["ids"] == ["one"]
+    assert json.loads(done.stdout)["ids"] == [CELERYS]
 
 
 # -- the streams, as the other subcommands see them ----------------------------------------------
@@ -336,9 +357,9 @@ def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder
     made = [run(*each, "create") for each in (ladder, other)]
     sound = run(*ladder, "--declare", "never", "verify")
     cancelled = run(*ladder, "--declare", "never", "cancel", "one", "two")
-    first = run(*ladder, "teardown")
+    first = run(*ladder, "teardown", "--yes")
     kept = {row["name"] for row in vhost.queues()} & AMENDMENTS
-    last = run(*other, "teardown", "--json")
+    last = run(*other, "teardown", "--yes", "--json")
 
     assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
     assert kept == AMENDMENTS
@@ -461,7 +482,7 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
         bare = Queue("mail", no_declare=True)
         arrivals = collect(connect(), [bare], 1, more=2, timeout=attempt.limit)
         if not attempt.was_in_time:
-            assert run("--tick", "250", "teardown", "--force").exit_code == 0
+            assert run("--tick", "250", "teardown", "--yes", "--force").exit_code == 0
 
     assert is_riding
     assert json.loads(moved.stdout)["moved"] == 3, moved.output

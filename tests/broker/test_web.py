@@ -81,7 +81,7 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
     publish("</script>'\"&", name=HOSTILE)
     client = pages()
 
-    now = until(client, "/now", 'id="waiting">3<', "By the journal", "The ladder is sound")
+    now = until(client, "/", 'id="waiting">3<', "By the journal", "The ladder is sound")
     found = until(client, "/tasks", counted(3))
     searched = client.get("/tasks?name=pay&before=90m").text
     unread = client.get("/tasks?before=soon").text
@@ -102,7 +102,7 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
     assert "is no delay" in unread
     assert complex_.count("no more than 500 characters, and 5 of them *") == 2
     assert "scheduled" in story
-    assert "what was published without the journal is not in it" in story + found
+    assert "earlier tasks, and tasks of apps without a journal" in story + found
     assert "waits in" not in unknown
     assert sum(client.get("/forecast").json()["counts"]) == 3
     for page in (now, found, story):
@@ -299,7 +299,7 @@ def test_what_is_parked_is_counted_and_redriven(publish, pages, connect, vhost, 
         connection.Producer().publish("late", routing_key=queue, headers={"x-delay": 1})
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 3})
     client = pages(allow_changes=True)
-    now = until(client, "/now", "<dt>parked</dt><dd>3<", "Redrive what is parked")
+    now = until(client, "/now?part=top", "<dt>parked</dt><dd>3<", "Redrive what is parked")
     Queue("gone")(connect("amqp").default_channel).declare()
 
     plans = [
@@ -330,8 +330,10 @@ def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, c
             )
     wait_until(lambda: vhost.waiting(*parking) == dict.fromkeys(parking, 1))
     client = pages(allow_changes=True)
-    now = until(client, "/now", "<dt>parked</dt><dd>2<")
-    unmanaged = until(pages(management="http://127.0.0.1:1"), "/now", "<dt>parked</dt><dd>2<")
+    now = until(client, "/now?part=top", "<dt>parked</dt><dd>2<")
+    unmanaged = until(
+        pages(management="http://127.0.0.1:1"), "/now?part=top", "<dt>parked</dt><dd>2<"
+    )
 
     planned = client.post("/plan", data={"action": "redrive", "token": token(now)})
     form = {"key": planned.url.params["key"], "token": token(planned.text)}
@@ -352,9 +354,11 @@ def test_an_old_list_of_tasks_is_not_shown_as_what_is_due_now(publish, pages, mo
     def fail(*_, **__):
         raise OSError("no space is left")
 
-    monkeypatch.setattr(handlers, "read_index", fail)
-    now = until(client, "/now", "the tasks are not read, since no space is left")
-    old = until(client, "/results", "no space is left", "What you see of the tasks is from")
+    monkeypatch.setattr(handlers, "read_tasks", fail)
+    now = until(client, "/now", "the tasks are not read: No space is left.")
+    old = until(
+        client, "/results", "No space is left.", "What you see of the list of tasks is from"
+    )
     drawn = client.get("/forecast").json()
     refused = client.post("/plan", data=form)
 
@@ -382,7 +386,7 @@ def test_without_the_management_api_the_levels_are_counted_all_the_same(publish,
     publish("one")
     client = pages(management="http://127.0.0.1:1")
 
-    now = until(client, "/now", 'id="waiting">1<', "Not all can be read", "By the journal")
+    now = until(client, "/", 'id="waiting">1<', "Not all can be read", "By the journal")
 
     assert "does not answer" in now
     assert "level 3" in now

@@ -164,3 +164,10 @@ def test_a_delay_that_is_a_little_too_long_is_refused_to_the_millisecond():
 
     with pytest.raises(DelayError, match="268435455876 ms is longer than 268435455875 ms"):
         ladder.digits(ladder.maximum + 1)
+
+
+@pytest.mark.parametrize(("years", "is_proposed"), [(12, True), (30, False)])
+def test_more_levels_are_proposed_only_if_a_ladder_can_have_them(years, is_proposed):
+    with pytest.raises(DelayError) as refused:
+        Ladder.default().digits(years * 31_536_000_000)
+    assert ("or a ladder with more levels" in str(refused.value)) == is_proposed

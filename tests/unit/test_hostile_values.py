@@ -39,7 +39,7 @@ from kombu_binary_delay.operate.reading import (
 )
 from kombu_binary_delay.operate.redrive import _Sorter as Redriving
 from kombu_binary_delay.operate.text import plain
-from kombu_binary_delay.operate.waiting.node import NodeWaiters
+from kombu_binary_delay.operate.waiting.node import NodeReader
 from kombu_binary_delay.publishing.frames import EncodedMessage
 from kombu_binary_delay.routing.router import Router
 from kombu_binary_delay.wire.header_frames import without_deaths
@@ -239,7 +239,7 @@ def test_what_is_parked_is_sent_on_or_left(given, key):
 
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
 def test_a_node_lists_the_others_where_one_message_cannot_be_decoded(raw):
-    waiters = NodeWaiters.__new__(NodeWaiters)
+    waiters = NodeReader.__new__(NodeReader)
     waiters._unreadable = 0  # noqa: SLF001 - without a node
 
     assert waiters._task(SOURCES[1], b"0.1.@..mail", raw, NOW, set()) is None  # noqa: SLF001

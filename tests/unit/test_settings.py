@@ -49,6 +49,8 @@ def test_no_settings_are_the_defaults():
         ({"queue_type": ["quorum"]}, "queue_type"),
         ({"amendments": 1}, "True or False, got 1"),
         ({"declare": "eager"}, "'lazy', 'never'"),
+        ({"journal": "Stream"}, r"a folder's path with a slash .* did you mean 'stream'\?"),
+        ({"journal": "journal"}, "such as './journal', or None, got 'journal'"),
         ({"namespace": "a.b"}, "namespace"),
         ({"namespace": ""}, "namespace"),
         ({"namespace": "n" * 33}, "namespace"),
@@ -91,3 +93,16 @@ def test_tick_radix_and_levels_describe_the_ladder(given, ladder):
 @pytest.mark.parametrize("name", FOREIGN_LADDERS)
 def test_a_foreign_ladder_takes_the_place_of_ours(name):
     assert Settings(foreign_ladder=name).topology() is FOREIGN_LADDERS[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"binary_dely": {}}, r"option 'binary_dely'; did you mean 'binary_delay'\?"),
+        ({"binary-delay": {}}, r"option 'binary-delay'; did you mean 'binary_delay'\?"),
+        ({"journal": "stream"}, "'journal' must be inside 'binary_delay'"),
+    ],
+)
+def test_what_stands_where_nothing_reads_it_is_refused(options, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        Settings.from_transport_options(options)

@@ -9,7 +9,6 @@ import tempfile
 import time
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
 
 import amqp
 import pytest
@@ -23,16 +22,16 @@ from kombu_binary_delay.amendments.memory import Fate, Memory
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.amendments.record import MAX_TIME, CancelStamped, Supersede
 from kombu_binary_delay.cli import binary_delay, output
-from kombu_binary_delay.cli.tasks import _print
+from kombu_binary_delay.cli.tasks import _View
 from kombu_binary_delay.cli.words import moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.identity import names_of
-from kombu_binary_delay.operate.waiting import journal, node, script
+from kombu_binary_delay.operate.waiting import journal, node, script, table
 from kombu_binary_delay.operate.waiting.journal import level_at
-from kombu_binary_delay.operate.waiting.task import taken_back
-from kombu_binary_delay.web.index import Index
+from kombu_binary_delay.operate.waiting.table import taken_back
 
+ALL = operate.Selection()
 #: When these tests began, in milliseconds since the epoch.
 BEGIN = time.time_ns() // 1_000_000
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202egpj.exe\x9b31m"
@@ -54,26 +53,13 @@ def a_task(number=1, **given):
     return operate.WaitingTask(**{**told, **given})
 
 
-class Found:
-    source = "node"
-
-    def __init__(self, *unseen: str, tasks: Iterable[operate.WaitingTask] = ()) -> None:
-        self._unseen = unseen
-        self._tasks = tasks
-
-    @property
-    def complete(self) -> bool:
-        return not self._unseen
-
-    def __iter__(self) -> Iterator[operate.WaitingTask]:
-        return iter(self._tasks)
-
-    def unseen(self) -> tuple[str, ...]:
-        return self._unseen
-
-
-class Whole(Found):
-    complete = True
+def table_of(*tasks: operate.WaitingTask, missing=(), complete=True):
+    table = operate.TaskTable("node")
+    with table.filling():
+        for task in tasks:
+            table.add(task)
+    table.missing, table.complete = missing, complete
+    return table
 
 
 @pytest.mark.parametrize(
@@ -95,7 +81,7 @@ class Whole(Found):
     ids=str,
 )
 def test_a_selection_takes_what_has_all_of_it(select, takes):
-    assert operate.Selection(**select).takes(a_task()) is takes
+    assert table_of(a_task()).count(operate.Selection(**select)) == takes
 
 
 def test_a_destination_is_named_with_its_exchange():
@@ -104,21 +90,37 @@ def test_a_destination_is_named_with_its_exchange():
 
 
 def test_the_earliest_are_in_order_and_all_are_counted():
-    passed = operate.Tally(a_task(number) for number in (5, 3, 9, 1, 7))
-    assert [task.due % 10 for task in operate.earliest(passed, 3)] == [1, 3, 5]
-    assert passed.count == 5
+    table = table_of(*map(a_task, (5, 3, 9, 1, 7)))
+    assert [task.due % 10 for task in table.tasks(limit=3)] == [1, 3, 5]
+    assert table.count() == 5
 
 
 def test_tasks_are_counted_by_name_and_by_queue():
-    tasks = [a_task(1), a_task(2), a_task(3, name=None, exchange="e")]
-    assert operate.count_by(tasks, "name") == [
+    table = table_of(a_task(1), a_task(2), a_task(3, name=None, exchange="e"))
+    assert table.count_by("name") == [
         operate.Count("shop.pay", 2, 1_800_000_000_001, 1_800_000_000_002),
         operate.Count("", 1, 1_800_000_000_003, 1_800_000_000_003),
     ]
-    assert [(each.value, each.tasks) for each in operate.count_by(tasks, "queue")] == [
-        ("mail", 2),
-        ("e:mail", 1),
-    ]
+    counted = [(count.value, count.tasks) for count in table.count_by("queue")]
+    assert counted == [("mail", 2), ("e:mail", 1)]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "call"),
+    [
+        ("(886,)", "{'channel': 'push'}", "shop.pay(886, channel='push')"),
+        ("(1, 2)", "{}", "shop.pay(1, 2)"),
+        ("[]", "{'at': datetime.date(2030, 1, 31)}", "shop.pay(at=datetime.date(2030, 1, 31))"),
+        ("()", None, "shop.pay()"),
+        (None, None, "shop.pay"),
+        ("(1, 2...", "{'a': 1, 'b...", "shop.pay((1, 2..., **{'a': 1, 'b...)"),
+        ("()", "{'a b': 1}", "shop.pay(**{'a b': 1})"),
+        ("()", "{**{}}", "shop.pay(**{**{}})"),
+        ("()", "(" * 300, f"shop.pay(**{'(' * 300})"),
+    ],
+)
+def test_a_task_is_shown_as_its_call(args, kwargs, call):
+    assert a_task(args=args, kwargs=kwargs).call == call
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def show(monkeypatch, name, *pairs):
             yield [b"begin", b"0"]
             yield [b"page", b"%d" % len(pairs), b64encode(page(*pairs))]
 
-    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    monkeypatch.setattr(node.NodeReader, "_run", run)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_a_record_of_amendments_is_no_task_whatever_the_settings_ladder(monkeypa
     record = key.encode(), written._serialize_properties()  # noqa: SLF001 - as it is sent
     show(monkeypatch, f"{topology.prefix}.level-02.1", record, on_the_way(topology, 7_000, 1))
 
-    assert [each.id for each in operate.from_node("", "/", settings)] == ["1"]
+    assert [task.id for task in operate.from_node("", "/", settings)] == ["1"]
 
 
 def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
@@ -238,16 +240,16 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
                 yield [b"page", b"3", b64encode(page(*pages[name]))]
             yield [b"skip", b"1", b64encode(b"timeout")]
 
-    monkeypatch.setattr(node.NodeWaiters, "_run", run)
+    monkeypatch.setattr(node.NodeReader, "_run", run)
     found = operate.from_node("", "/", topology)
     assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
     assert not found.complete
     assert found.unseen() == (
-        "1 classic queues of the ladder were left out: a node cannot look into them",
+        "1 classic queue of the ladder left out: a node cannot look into such",
         f"the queue {low} was not read: timeout",
         "amendments were not read: what was taken back is listed, too",
-        "2 messages left their queue while it was read",
-        "1 messages could not be decoded",
+        "2 messages left the queue while it was read",
+        "1 message could not be decoded",
     )
 
 
@@ -411,9 +413,9 @@ def test_no_line_of_the_journal_ends_a_listing_or_hides_another(lines):
         found = operate.from_journal(None, Topology(), judge=judge)
         assert "kept" in [task.id for task in found]
         skipped = read.count(None)
-        assert any("cannot be read" in each for each in found.unseen()) == (skipped > 0)
-        drawn(output.tasks(list(found), output.task_foot(found, 1, 1)), 200)
-        Index(found, hide=False).histogram(0, 2**53, 60)
+        assert any("cannot be read" in said for said in found.unseen()) == (skipped > 0)
+        drawn(output.tasks(list(found), output.task_foot(found, ALL, 1)), 200)
+        found.histogram(0, 2**53, 60)
         for id_ in ("t", "kept"):
             drawn(output.story(operate.story_by_journal(None, Topology(), id_, judge)), 200)
     for event in filter(None, read):
@@ -474,7 +476,7 @@ def test_an_id_that_looks_like_an_option_is_asked_for_after_two_dashes(command, 
 def test_without_room_for_temporary_files_a_listing_is_no_fault_of_the_broker(monkeypatch):
     soon = (BEGIN + 3_600_000) * 1000
     scheduled = {"event": "scheduled", "at": 1, "due": soon, "args": "x" * 1000}
-    monkeypatch.setattr(journal, "_CACHE", 1)
+    monkeypatch.setattr(table, "_CACHE", 1)
     journalled(monkeypatch, *[json.dumps({**scheduled, "id": "1"})] * 1000)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
@@ -502,8 +504,7 @@ def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
 
 
 def test_a_task_has_two_lines_where_all_are_printed(capsys):
-    found = Found(tasks=[a_task(1), a_task(2)])
-    _print(found, 0, None)
+    _View(table_of(a_task(1), a_task(2)), ALL, 0, None).print()
     lines = capsys.readouterr().out.splitlines()
     assert [each.partition("  ")[0] for each in lines] == [
         "2027-01-15 08:00:00 UTC",
@@ -516,8 +517,8 @@ def test_a_task_has_two_lines_where_all_are_printed(capsys):
 
 def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked():
     sentences = ("it is empty", taken_back(1), taken_back(2))
-    wrong = drawn(output.task_foot(Found(*sentences), 0, 0), 200)
-    fine = drawn(output.task_foot(Whole(*sentences), 0, 0), 200)
+    wrong = drawn(output.task_foot(table_of(missing=sentences, complete=False), ALL, 0), 200)
+    fine = drawn(output.task_foot(table_of(missing=sentences), ALL, 0), 200)
     assert [line[:2] for line in wrong.splitlines()[1:]] == ["! "] * 3
     assert fine.splitlines()[1].rstrip() == (
         "note: it is empty; 1 cancelled or superseded task is not shown; it will not run; "
@@ -576,13 +577,14 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     words = HOSTILE * size
     hostile = a_task(name=words, args=words, kwargs=words, routing_key=words, id=words)
     listed = [hostile, a_task(), a_task(due=2**63 - 1), a_task(name=None, id=None, args=None)]
-    foot = output.task_foot(Found("a queue was not read"), 4, 9)
+    waiting = table_of(*listed, *map(a_task, range(5)), missing=("a queue was not read",))
+    foot = output.task_foot(waiting, ALL, 4)
     shown = drawn(output.tasks(listed, foot), width)
     story = operate.Story(
         words, "waiting", "node", hostile, (operate.Event(words, 1, state=words),)
     )
     shown += drawn(output.story(story), width)
-    shown += drawn(output.counts(operate.count_by(listed, "name"), "name", foot), width)
+    shown += drawn(output.counts(waiting.count_by("name"), "name", foot), width)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
     # A line or two for each, and no stairs.
@@ -596,7 +598,7 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
     shown = [
         output.amended(operate.Amended("cancel", (HOSTILE,), None, 9000)),
         output.redriven(operate.Redrive(tuple(operate.Parked(each, 1, 1) for each in places), ())),
-        output.plan(operate.Plan(((HOSTILE, 1),))),
+        output.plan(operate.Preview(((HOSTILE, 1),))),
         output.verification(
             operate.Verification(
                 "4.3",

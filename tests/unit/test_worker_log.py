@@ -35,3 +35,9 @@ def test_the_line_has_the_ladder_the_broker_and_what_is_not_default(given, ladde
     made = Settings(**given)
 
     assert line(made, made.topology(), "4.3.6") == f"{BEGIN}{ladder}; settings: {settings}"
+
+
+def test_the_line_says_if_the_broker_has_refused_something():
+    refused = line(Settings(), Settings().topology(), "4.3.6", is_refused=True)
+
+    assert refused.startswith("kombu-binary-delay is on, but RabbitMQ refused a part of what it")

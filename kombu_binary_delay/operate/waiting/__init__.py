@@ -1,6 +1,7 @@
-"""List waiting tasks as frozen values, one after the other, from one of two sources.
+"""List waiting tasks, from one of two sources, as a table that is searched.
 
-* ``task``: a waiting task; selecting, counting and sorting tasks.
+* ``task``: a waiting task, what selects and counts tasks, and what is known of one.
+* ``table``: the tasks of one reading, on disk.
 * ``journal``: tasks from the journal, over AMQP, from anywhere.
 * ``node``: tasks from the quorum queues of the levels, by a command on the broker's host.
 * ``script``: the expressions that this command evaluates on the node.
@@ -11,20 +12,8 @@ are, and their delivery counts do not change.
 
 from .journal import from_journal, has_journal, judge_of, story_by_journal
 from .node import from_node, story_by_node
-from .task import (
-    COUNTED,
-    JOURNAL,
-    NODE,
-    Count,
-    Event,
-    Selection,
-    Story,
-    Tally,
-    Waiters,
-    WaitingTask,
-    count_by,
-    earliest,
-)
+from .table import TaskTable
+from .task import COUNTED, JOURNAL, NODE, Count, Event, Selection, Story, WaitingTask
 
 __all__ = [
     "COUNTED",
@@ -34,11 +23,8 @@ __all__ = [
     "Event",
     "Selection",
     "Story",
-    "Tally",
-    "Waiters",
+    "TaskTable",
     "WaitingTask",
-    "count_by",
-    "earliest",
     "from_journal",
     "from_node",
     "has_journal",

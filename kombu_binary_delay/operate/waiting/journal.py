@@ -8,10 +8,8 @@ time has passed does not wait any more, even if the journal has no further event
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,24 +21,12 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.streams import StreamError, last_offset, pages
 
-from .task import (
-    JOURNAL,
-    POSTPONED,
-    UNJUDGED,
-    Event,
-    Judge,
-    Selection,
-    Story,
-    Waiters,
-    WaitingTask,
-    amend,
-    taken_back,
-)
+from .table import TaskTable
+from .task import JOURNAL, POSTPONED, UNJUDGED, Event, Judge, Story, WaitingTask, amend
 
-#: SQLite's own memory, in KiB; the rest is on disk.
-_CACHE = 8192
 _GONE = (events.RELEASED, events.EXECUTED)
 _TAKEN_BACK = (events.CANCELLED, events.POSTPONED)
 
@@ -52,11 +38,6 @@ _STATES = {
     events.CANCELLED: "cancelled",
     events.POSTPONED: "postponed",
 }
-_TABLE = """
-create table waiting (
-    id, name, args, kwargs, exchange, key, due, retries, at, levels, generation)
-"""
-_INSERT = "insert into waiting values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def has_journal(connection: Any, namespace: str) -> bool:
@@ -84,24 +65,22 @@ def judge_of(connection: Any) -> Judge:
 def from_journal(
     connection: Any,
     topology: Topology,
-    select: Selection | None = None,
     judge: Judge | None = None,
     *,
     namespace: str | None = None,
-) -> Waiters:
-    """Return the waiting tasks from the journal's stream.
+) -> TaskTable:
+    """Read the waiting tasks from the journal's stream.
 
-    :param connection: a :class:`kombu.Connection`, open while the tasks are read.
+    :param connection: a :class:`kombu.Connection`.
     :param topology: the ladder that publishers use, to compute the queue in which a task waits now;
         not known for one on another ladder, or with the setting ``queue_per_delay``.
-    :param select: which tasks to return; by default all.
     :param judge: applies the amendments, see :func:`judge_of`.
     :param namespace: that of the settings, which names the stream, if ``topology`` is the ladder of
         another system.
-    :raises OperationError: if there is no such stream; when read, if the temporary database cannot
-        be written.
+    :raises OperationError: if there is no such stream, or the temporary database cannot be written.
+    :raises UnreachableError: if the broker stops sending.
     """
-    return JournalWaiters(connection, topology, select or Selection(), judge, namespace)
+    return _Journal(connection, topology, judge, namespace).tasks()
 
 
 def story_by_journal(
@@ -118,9 +97,9 @@ def story_by_journal(
 
     :raises OperationError: if there is no journal.
     """
-    waiters = JournalWaiters(connection, topology, Selection(), judge, namespace)
+    journal = _Journal(connection, topology, judge, namespace)
     told, scheduled, state = [], None, "unknown"
-    for event in waiters.events():
+    for event in journal.events():
         if event.get("id") != task_id:
             continue
         told.append(_event(event))
@@ -132,11 +111,13 @@ def story_by_journal(
         state = _after(told[-1], state)
     task = None
     if scheduled is not None:
-        task, amended = waiters.task(_row(scheduled), time.time_ns() // 1000)
+        task, amended = journal.judged(_task(scheduled), _note(scheduled))
         if state == "waiting":
             passed = task.due <= time.time_ns() // 1_000_000
             state = amended or ("due" if passed else state)
-    return Story(task_id, state, JOURNAL, task, tuple(told), waiters.unseen())
+        if amended and told[-1].kind != amended:
+            told.append(Event(amended, None, task.due if amended == POSTPONED else None))
+    return Story(task_id, state, JOURNAL, task, tuple(told), journal.missing())
 
 
 def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:
@@ -145,29 +126,18 @@ def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:
     return due is None or other is None or abs(due - other) < events.ROUNDING
 
 
-class JournalWaiters:
-    """The waiting tasks from the journal; see :class:`~.task.Waiters`."""
-
-    source = JOURNAL
-    #: The journal is read to its end, or an error is raised. A line that is not an event was
-    #: written by another program, so it hides no task.
-    complete = True
+class _Journal:
+    """The journal of a namespace."""
 
     def __init__(
-        self,
-        connection: Any,
-        topology: Topology,
-        select: Selection,
-        judge: Judge | None,
-        namespace: str | None,
+        self, connection: Any, topology: Topology, judge: Judge | None, namespace: str | None
     ) -> None:
         self._connection = connection
         self._topology = topology
-        self._select = select
         self._judge = judge
-        self._taken_back = self._invalid = 0
+        self._invalid = 0
         #: When the oldest event was written, in milliseconds since the epoch; None before reading.
-        self.since: int | None = None
+        self._since: int | None = None
         namespace = namespace or topology.namespace
         self._stream = stream_name(namespace)
         if not has_journal(connection, namespace):
@@ -177,75 +147,58 @@ class JournalWaiters:
                 f"node, with --source node on the broker's host or with --node-command"
             )
 
-    def __iter__(self) -> Iterator[WaitingTask]:
-        self._taken_back = 0
-        # Without a name, SQLite uses a temporary file that it deletes at the close.
-        with _disk_errors(), closing(sqlite3.connect("")) as database:
-            database.execute(f"pragma cache_size = -{_CACHE}")
-            database.execute("pragma journal_mode = off")
-            database.execute("pragma synchronous = off")
-            database.execute(_TABLE)
-            database.execute("create index by_id on waiting (id)")
-            self._read(database)
-            now = time.time_ns() // 1000
-            for stored in database.execute("select * from waiting"):
-                row = tuple(map(_loaded, stored))
-                task, amended = self.task(row, now)
-                if row[6] <= now or not self._select.takes(task):
-                    continue
-                if amended in ("", POSTPONED):
-                    yield task
-                else:
-                    self._taken_back += 1
+    def tasks(self) -> TaskTable:
+        """Read it to its end.
 
-    def unseen(self) -> tuple[str, ...]:
+        A line that is not an event was written by another program, so it hides no task.
+        """
+        table = TaskTable(JOURNAL)
+        with table.filling():
+            for event in self.events():
+                self._follow(table, event)
+            table.settle(self._settled)
+        table.missing = self.missing()
+        return table
+
+    def missing(self) -> tuple[str, ...]:
         """Return sentences about what the journal does not have."""
-        said = ["what was published without the journal is not in it"]
-        if self.since is not None:
-            age = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since / 1000))
-            said.append(f"it begins at {age}; what was scheduled before is not in it")
-        else:
-            said.append("it is empty")
+        since = "journal is empty" if self._since is None else f"journal since {_day(self._since)}"
+        said = [f"{since}; earlier tasks, and tasks of apps without a journal, are missing"]
         if self._invalid:
-            lines = "1 line" if self._invalid == 1 else f"{self._invalid:,} lines"
-            said.append(f"{lines} of the journal cannot be read")
+            said.append(f"{plural(self._invalid, 'line')} of the journal cannot be read")
         if self._judge is None:
             said.append(UNJUDGED)
-        if self._taken_back:
-            said.append(taken_back(self._taken_back))
         return tuple(said)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all events, and set :attr:`since` from the first; count what is no event."""
-        self.since, self._invalid = None, 0
+        """Yield all events, and note when the first was written; count what is no event."""
+        self._since, self._invalid = None, 0
         for line in _lines(self._connection, self._stream):
             event = events.from_line(line)
             if event is None:
                 self._invalid += 1
                 continue
-            if self.since is None:
-                self.since = _milliseconds(event["at"])
+            if self._since is None:
+                self._since = _milliseconds(event["at"])
             yield event
 
-    def task(self, row: tuple[Any, ...], now: int) -> tuple[WaitingTask, str]:
-        """Return the waiting task of a row, and how it was amended.
-
-        :param now: microseconds since the epoch.
-        """
-        id_, name, args, kwargs, exchange, key, due, retries, at, levels, generation = row
-        level = None
+    def judged(self, task: WaitingTask, note: str) -> tuple[WaitingTask, str]:
+        """Return a task as amended, in the level where it waits now, and how it was amended."""
+        at, due, levels, generation = json.loads(note)
+        now = time.time_ns() // 1000
         if (passed := self._in_use(levels)) is not None:
             level = level_at(passed, (due - at) / 1000, (now - at) / 1000)
-        task = WaitingTask(
-            id_, name, args, kwargs, exchange, key, -(-due // 1000), retries, level, JOURNAL
-        )
+            task = replace(task, level=level)
         if self._judge is None:
             return task, ""
         # Without an id, a message can still be superseded, by its key.
-        headers = json.loads(generation) if generation else {}
-        if name is not None and id_ is not None:
-            headers = {"id": id_, "task": name, **headers}
-        return amend(task, self._judge({HEADERS: headers, "message_id": id_}))
+        headers = generation or {}
+        if task.name is not None and task.id is not None:
+            headers = {"id": task.id, "task": task.name, **headers}
+        return amend(task, self._judge({HEADERS: headers, "message_id": task.id}))
+
+    def _settled(self, task: WaitingTask, note: str) -> tuple[WaitingTask, str] | None:
+        return None if task.due <= time.time_ns() // 1_000_000 else self.judged(task, note)
 
     def _in_use(self, levels: str | None) -> Topology | None:
         """Return the ladder with these levels; None if it is not the publishers', or a lane of it.
@@ -253,51 +206,27 @@ class JournalWaiters:
         What waited on another ladder may have been moved since.
         """
         ladder = self._topology
-        found = ladder if levels == ladder.prefix else topology_of_name(f"{levels}.")
-        is_in_use = found is not None and replace(found, lane=0, urgent=False) == ladder
-        return found if is_in_use else None
-
-    def _read(self, database: sqlite3.Connection) -> None:
-        for event in self.events():
-            kind = event["event"]
-            if kind == events.SCHEDULED:
-                self._schedule(database, event)
-            elif kind in _GONE or kind in _TAKEN_BACK:
-                self._remove(database, event)
-
-    def _schedule(self, database: sqlite3.Connection, event: dict[str, Any]) -> None:
-        row = _row(event)
-        if row[6] <= time.time_ns() // 1000:
-            return
-        if self._select.ids and row[0] not in self._select.ids:
-            return
-        database.execute(_INSERT, tuple(map(_stored, row)))
+        named = ladder if levels == ladder.prefix else topology_of_name(f"{levels}.")
+        is_in_use = named is not None and replace(named, lane=0, urgent=False) == ladder
+        return named if is_in_use else None
 
     @staticmethod
-    def _remove(database: sqlite3.Connection, event: dict[str, Any]) -> None:
-        """Remove the task of an event; its due time says which, if the id was scheduled again."""
-        id_, due = _stored(event.get("id")), event.get("due")
-        if id_ is None:
+    def _follow(table: TaskTable, event: dict[str, Any]) -> None:
+        """Add the task of an event, or remove it.
+
+        Its due time says which, if the id was scheduled again.
+        """
+        kind, id_, due = event["event"], event.get("id"), event.get("due")
+        if due is None:
+            if id_ is not None and kind in _TAKEN_BACK:
+                table.remove(id_)
+        elif due <= time.time_ns() // 1000:
+            # It does not wait any more, so it was not added, or is left out at the end.
             return
-        if due is None and event["event"] in _TAKEN_BACK:
-            database.execute("delete from waiting where id = ?", (id_,))
-        elif due is not None and due > time.time_ns() // 1000:
-            database.execute("delete from waiting where id = ? and due = ?", (id_, due))
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Say what is wrong with the temporary database.
-
-    :raises OperationError: for any error of it.
-    """
-    try:
-        yield
-    except sqlite3.OperationalError as exc:
-        raise OperationError(
-            f"the temporary database of what waits cannot be written: {exc}; free some space, or "
-            f"name another folder in SQLITE_TMPDIR"
-        ) from exc
+        elif kind == events.SCHEDULED:
+            table.add(_task(event), note=_note(event))
+        elif id_ is not None and kind in (*_GONE, *_TAKEN_BACK):
+            table.remove(id_, _milliseconds(due))
 
 
 def _after(event: Event, state: str) -> str:
@@ -310,32 +239,31 @@ def _after(event: Event, state: str) -> str:
     return _STATES.get(event.kind, state)
 
 
-def _row(event: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the row of a ``scheduled`` event."""
-    generation = event.get("generation")
-    return (
+def _task(event: dict[str, Any]) -> WaitingTask:
+    """Return the task of a ``scheduled`` event."""
+    return WaitingTask(
         event.get("id"),
         event.get("task") or event.get("name"),
         event.get("args"),
         event.get("kwargs"),
         event.get("exchange", ""),
         event.get("key", ""),
-        event["due"],
+        _milliseconds(event["due"]),
         event.get("retries"),
-        event["at"],
-        event.get("levels"),
-        None if generation is None else json.dumps(generation),
+        None,
+        JOURNAL,
     )
 
 
-def _stored(value: Any) -> Any:
-    """Return a value as SQLite keeps it: a name with half a pair of surrogates is no text there."""
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+def _note(event: dict[str, Any]) -> str:
+    """Return what else is needed to judge a task: times in microseconds, the ladder, the record."""
+    return json.dumps([event["at"], event["due"], event.get("levels"), event.get("generation")])
 
 
-def _loaded(value: Any) -> Any:
-    """Return a value that :func:`_stored` wrote."""
-    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+def _day(milliseconds: int) -> str:
+    """Return a time in UTC, without its day if that is today."""
+    day, now = time.gmtime(milliseconds / 1000), time.gmtime()
+    return time.strftime("%H:%M UTC" if day[:3] == now[:3] else "%Y-%m-%d %H:%M UTC", day)
 
 
 def _event(event: dict[str, Any]) -> Event:

@@ -27,22 +27,12 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.reading import UNREADABLE_ERRORS, Source, read, sources
+from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.undecodable import decode, undecodable
 
 from . import script
-from .task import (
-    NODE,
-    POSTPONED,
-    UNJUDGED,
-    Judge,
-    Selection,
-    Story,
-    Waiters,
-    WaitingTask,
-    amend,
-    taken_back,
-    text_of,
-)
+from .table import TaskTable
+from .task import NODE, POSTPONED, UNJUDGED, Event, Judge, Story, WaitingTask, amend, text_of
 
 _MARK = b"kbd "
 #: In the payload of a header frame, what is before the properties: class, weight, the body's size.
@@ -55,22 +45,20 @@ _REMEMBERED = 200_000
 _WORDS = 2000  # characters of an error that are shown
 
 
-def from_node(  # noqa: PLR0913 - the last one guards against the wrong node
+def from_node(
     command: str | Sequence[str],
     vhost: str,
     topology: Topology,
-    select: Selection | None = None,
     judge: Judge | None = None,
     *,
     cluster: str | None = None,
-) -> Waiters:
-    """Return the tasks in the levels of all ladders of a namespace, read on the node.
+) -> TaskTable:
+    """Read the tasks in the levels of all ladders of a namespace on the node.
 
     :param command: the prefix that runs ``rabbitmqctl`` on the broker's host, such as
         ``docker exec rabbit``; empty on the host itself.
     :param vhost: the virtual host.
     :param topology: a ladder of the namespace, or another system's.
-    :param select: which tasks to return; by default all.
     :param judge: applies the amendments, see :func:`judge_of`.
     :param cluster: the name of the cluster that the node must be of, as the broker sends it in
         ``connection.connection.server_properties["cluster_name"]``; None for any.
@@ -78,7 +66,7 @@ def from_node(  # noqa: PLR0913 - the last one guards against the wrong node
     :raises OperationError: if there are levels, but none of them can be read; or if the node is of
         another cluster, or does not have the virtual host; or if no temporary file can be made.
     """
-    return NodeWaiters(_arguments(command), vhost, topology, select or Selection(), judge, cluster)
+    return NodeReader(_arguments(command), vhost, topology, judge, cluster).tasks()
 
 
 def story_by_node(  # noqa: PLR0913 - as from_node
@@ -94,45 +82,42 @@ def story_by_node(  # noqa: PLR0913 - as from_node
 
     :raises OperationError, UnreachableError: as :func:`from_node`.
     """
-    select = Selection(ids=frozenset({task_id}))
-    waiters = NodeWaiters(_arguments(command), vhost, topology, select, judge, cluster)
+    reader = NodeReader(_arguments(command), vhost, topology, judge, cluster)
     task, state = None, "unknown"
-    with closing(waiters.judged()) as found:
-        for each, amended in found:
+    with closing(reader.judged()) as judged:
+        for waiting, amended in judged:
+            if waiting.id != task_id:
+                continue
             if task is None or amended in ("", POSTPONED):
-                task, state = each, amended or "waiting"
+                task, state = waiting, amended or "waiting"
             # A superseded task may come before the valid one.
             if amended in ("", POSTPONED):
                 break
-    return Story(task_id, state, NODE, task, (), waiters.unseen())
+    events = () if state in ("waiting", "unknown") else (Event(state, None),)
+    return Story(task_id, state, NODE, task, events, reader.missing())
 
 
-class NodeWaiters:
-    """The tasks that wait in quorum queues, read page by page; see :class:`~.task.Waiters`."""
+class NodeReader:
+    """Reads the tasks that wait in quorum queues, page by page."""
 
-    source = NODE
-
-    def __init__(  # noqa: PLR0913, PLR0917 - as from_node
+    def __init__(
         self,
         command: Sequence[str],
         vhost: str,
         topology: Topology,
-        select: Selection,
         judge: Judge | None,
         cluster: str | None,
     ) -> None:
         self._command = command
         self._vhost = vhost
         self._topology = topology
-        self._select = select
         self._judge = judge
         self._cluster = cluster
-        self._taken_back = 0
         self._unread: dict[str, str] = {}
         self._missed = self._unreadable = 0
         types = dict(self._queues())
         every = self._levels(types)
-        levels = [each for each in every if types[each.name] == _QUORUM]
+        levels = [source for source in every if types[source.name] == _QUORUM]
         #: The levels that can be read, the longest wait first: a message that moves down meanwhile
         #: is read again, and none is missed.
         self._sources = levels
@@ -145,13 +130,15 @@ class NodeWaiters:
             )
         self._classic = classic
 
-    def __iter__(self) -> Generator[WaitingTask]:
-        self._taken_back = 0
-        for task, amended in self.judged():
-            if amended in ("", POSTPONED):
-                yield task
-            else:
-                self._taken_back += 1
+    def tasks(self) -> TaskTable:
+        """Read all of them."""
+        table = TaskTable(NODE)
+        with table.filling(), closing(self.judged()) as judged:
+            for task, amended in judged:
+                table.add(task, amended)
+        table.complete = not (self._classic or self._unread or self._unreadable)
+        table.missing = self.missing()
+        return table
 
     def judged(self) -> Generator[tuple[WaitingTask, str]]:
         """Yield each task, and how it was amended; an empty string if it was not."""
@@ -159,16 +146,16 @@ class NodeWaiters:
         self._missed = self._unreadable = 0
         met: set[int] = set()
         start = time.time_ns() // 1_000_000
-        levels = {each.name: each for each in self._sources}
+        levels = {source.name: source for source in self._sources}
         for names in script.batches(levels):
             yield from self._read([levels[name] for name in names], start, met)
 
     def _read(
         self, levels: Sequence[Source], start: int, met: set[int]
     ) -> Iterator[tuple[WaitingTask, str]]:
-        """Yield what is in some levels, and is asked for; ``met`` has what was read before."""
+        """Yield what is in some levels; ``met`` has what was read before."""
         source = levels[0]
-        names = [each.name for each in levels]
+        names = [level.name for level in levels]
         for word, *rest in self._run(script.read_queues(self._vhost, names)):
             if word == b"begin":
                 source = levels[int(rest[0])]
@@ -178,32 +165,25 @@ class NodeWaiters:
                 pairs = _pairs(b64decode(rest[1]))
                 self._missed += int(rest[0]) - len(pairs)
                 for key, written in pairs:
-                    found = self._task(source, key, written, start, met)
-                    if found is not None and self._select.takes(found[0]):
-                        yield found
+                    judged = self._task(source, key, written, start, met)
+                    if judged is not None:
+                        yield judged
 
-    @property
-    def complete(self) -> bool:
-        """Whether all levels could be read, and every message in them."""
-        return not (self._classic or self._unread or self._unreadable)
-
-    def unseen(self) -> tuple[str, ...]:
+    def missing(self) -> tuple[str, ...]:
         """Return sentences about what was not read."""
         said = []
         if self._classic:
             said.append(
-                f"{self._classic} classic queues of the ladder were left out: a node cannot look "
-                f"into them"
+                f"{plural(self._classic, 'classic queue')} of the ladder left out: a node cannot "
+                f"look into such"
             )
         said += [f"the queue {name} was not read: {why}" for name, why in self._unread.items()]
         if self._judge is None:
             said.append(UNJUDGED)
-        if self._taken_back:
-            said.append(taken_back(self._taken_back))
         if self._missed:
-            said.append(f"{self._missed} messages left their queue while it was read")
+            said.append(f"{plural(self._missed, 'message')} left the queue while it was read")
         if self._unreadable:
-            said.append(f"{self._unreadable} messages could not be decoded")
+            said.append(f"{plural(self._unreadable, 'message')} could not be decoded")
         return tuple(said)
 
     # -- what a message says ---------------------------------------------------------------------
@@ -219,21 +199,21 @@ class NodeWaiters:
                 return None
             properties = message.properties
             routing_key = key.decode("utf-8", "surrogateescape")
-            found = read(source, routing_key, properties, now)
+            reading = read(source, routing_key, properties, now)
             # Beside those of the settings, ladders of the other type of queues are read.
             ladder = source.topology or self._topology
-            if found is None or found.destination == way_of_records(ladder):
+            if reading is None or reading.destination == way_of_records(ladder):
                 # The latter is a record of amendments.
                 return None
-            leaves = found.due - self._rest(source, routing_key)
+            leaves = reading.due - self._rest(source, routing_key)
         except UNREADABLE_ERRORS:
             self._unreadable += 1
             return None
-        id_, headers = names_of(found.properties)
+        id_, headers = names_of(reading.properties)
         name = headers["task"] if is_celery_task(headers) else None
         if leaves < start + _SOON:
             # It may have been read in the queue before, or will be in the next one.
-            seen = hash((id_, name, found.due, found.destination))
+            seen = hash((id_, name, reading.due, reading.destination))
             if id_ and seen in met:
                 return None
             if len(met) < _REMEMBERED:
@@ -245,14 +225,14 @@ class NodeWaiters:
             name,
             None if args is None else cut(args),
             None if kwargs is None else cut(kwargs),
-            found.destination.exchange,
-            found.destination.routing_key,
-            found.due,
+            reading.destination.exchange,
+            reading.destination.routing_key,
+            reading.due,
             retries if name is not None and type(retries) is int else None,
             source.name,
             NODE,
         )
-        return amend(task, self._judge(found.properties) if self._judge else None)
+        return amend(task, self._judge(reading.properties) if self._judge else None)
 
     def _rest(self, source: Source, key: str) -> int:
         """Return the rest of a message's wait after this queue, in milliseconds."""
@@ -298,9 +278,9 @@ class NodeWaiters:
     def _levels(self, types: Mapping[str, str]) -> list[Source]:
         ladders: set[Topology] = {self._topology}
         if not isinstance(self._topology, ForeignLadder):
-            ladders = {each for each in map(topology_of_name, types) if each is not None}
-        found = [each for ladder in ladders for each in sources(ladder, types)]
-        return sorted(found, key=lambda each: (-each.wait, each.name))
+            ladders = {ladder for ladder in map(topology_of_name, types) if ladder is not None}
+        levels = [source for ladder in ladders for source in sources(ladder, types)]
+        return sorted(levels, key=lambda source: (-source.wait, source.name))
 
     @property
     def _shown(self) -> str:

@@ -1,12 +1,11 @@
-"""A waiting task as a frozen value; selecting, sorting and counting tasks. Pure."""
+"""A waiting task as a frozen value; what selects and counts tasks. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from heapq import nsmallest
-from typing import Any, Protocol
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 JOURNAL, NODE = "journal", "node"
 #: The only amendment after which a task still runs.
@@ -54,11 +53,20 @@ class WaitingTask:
 
     @property
     def call(self) -> str:
-        """The task as the text of its call: ``shop.pay(1, 2) {'by': 'card'}``."""
+        """The task as Python writes its call: ``shop.pay(1, 2, by='card')``."""
         if self.name is None:
             return "(no task)"
-        kwargs = f" {self.kwargs}" if self.kwargs not in (None, "{}") else ""
-        return f"{self.name}{self.args or ''}{kwargs}"
+        if self.args is None and self.kwargs is None:
+            return self.name
+        return f"{self.name}({self.arguments})"
+
+    @property
+    def arguments(self) -> str:
+        """The arguments as Python writes them in a call: ``1, 2, by='card'``."""
+        args, kwargs = self.args or "", self.kwargs or ""
+        if args[:1] + args[-1:] in ("()", "[]"):
+            args = args[1:-1].removesuffix(",")
+        return ", ".join(filter(None, (args, _keywords(kwargs))))
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,10 @@ class Selection:
     :param ids: any of these ids; empty for every id.
     :param after: due then or later, in milliseconds since the epoch.
     :param before: due earlier than this, in milliseconds since the epoch.
+    :param id_begins: how the id begins.
+    :param arguments: a part of the arguments, in any case.
+    :param loose: whether a ``name`` or ``queue`` that is no pattern matches a part, in any case,
+        and one in double quotes exactly.
     """
 
     name: str | None = None
@@ -77,16 +89,9 @@ class Selection:
     ids: frozenset[str] = frozenset()
     after: int | None = None
     before: int | None = None
-
-    def takes(self, task: WaitingTask) -> bool:
-        """Whether a task matches."""
-        return (
-            (not self.ids or task.id in self.ids)
-            and (self.after is None or task.due >= self.after)
-            and (self.before is None or task.due < self.before)
-            and (self.name is None or fnmatchcase(task.name or "", self.name))
-            and (self.queue is None or fnmatchcase(task.queue, self.queue))
-        )
+    id_begins: str = ""
+    arguments: str | None = None
+    loose: bool = False
 
 
 #: Returns what happens to a message with these properties, as a ``Fate`` of the amendments; None
@@ -104,49 +109,22 @@ def amend(task: WaitingTask, fate: Any) -> tuple[WaitingTask, str]:
     return task, fate.reason
 
 
-def taken_back(count: int) -> str:
-    """Return a sentence with the number of waiting tasks that are not listed."""
-    if count == 1:
-        return "1 cancelled or superseded task is not shown; it will not run"
-    return f"{count} cancelled or superseded tasks are not shown; they will not run"
-
-
 #: What a source says that has no amendments.
 UNJUDGED = "amendments were not read: what was taken back is listed, too"
 
 
-class Waiters(Protocol):
-    """The waiting tasks of one source, in no order, without cancelled and superseded ones.
-
-    Each iteration reads the source again.
-    """
-
-    source: str
-
-    def __iter__(self) -> Iterator[WaitingTask]: ...
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last iteration has read all that the source has."""
-        ...
-
-    def unseen(self) -> tuple[str, ...]:
-        """Return sentences about what this source cannot see and what the last iteration missed."""
-        ...
-
-
 @dataclass(frozen=True)
 class Event:
-    """An event of one task in the journal.
+    """What happened to one task, as the journal or a record of amendments has it.
 
     :param kind: ``scheduled``, ``released``, ``executed``, ``cancelled``, ``postponed``.
-    :param at: when it was written, in milliseconds since the epoch.
+    :param at: when it was written, in milliseconds since the epoch; None if that is not recorded.
     :param due: milliseconds since the epoch, if the event has it.
     :param state: Celery's state of an ``executed`` task.
     """
 
     kind: str
-    at: int
+    at: int | None
     due: int | None = None
     retries: int | None = None
     queue: str | None = None
@@ -199,38 +177,21 @@ class Count:
     last: int
 
 
-def earliest(tasks: Iterable[WaitingTask], limit: int) -> list[WaitingTask]:
-    """Return the ``limit`` tasks that are due first, in order; no more of them are in memory."""
-    return nsmallest(limit, tasks, key=lambda task: task.due)
-
-
-def count_by(tasks: Iterable[WaitingTask], what: str) -> list[Count]:
-    """Count tasks by name or by queue, the most first.
-
-    :param what: ``"name"`` or ``"queue"``; a message that is not a task has the name ``""``.
-    """
-    counts: dict[str, list[int]] = {}
-    for task in tasks:
-        value = (task.name or "") if what == "name" else task.queue
-        found = counts.setdefault(value, [0, task.due, task.due])
-        found[0] += 1
-        found[1] = min(found[1], task.due)
-        found[2] = max(found[2], task.due)
-    listed = [Count(value, *numbers) for value, numbers in counts.items()]
-    return sorted(listed, key=lambda each: (-each.tasks, each.value))
-
-
-@dataclass
-class Tally:
-    """Counts the tasks that pass through, when only a part is shown."""
-
-    tasks: Iterable[WaitingTask]
-    count: int = field(default=0, init=False)
-
-    def __iter__(self) -> Iterator[WaitingTask]:
-        for task in self.tasks:
-            self.count += 1
-            yield task
+def _keywords(kwargs: str) -> str:
+    """Return the text of a mapping as keywords; as ``**`` and the text if it was cut off."""
+    try:
+        mapping = ast.parse(kwargs, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        mapping = None
+    if not isinstance(mapping, ast.Dict):
+        return f"**{kwargs}" if kwargs else ""
+    words = []
+    for key, value in zip(mapping.keys, mapping.values, strict=True):
+        name = key.value if isinstance(key, ast.Constant) else None
+        if not isinstance(name, str) or not name.isidentifier():
+            return f"**{kwargs}"
+        words.append(f"{name}={ast.get_source_segment(kwargs, value)}")
+    return ", ".join(words)
 
 
 def text_of(value: Any) -> str | None:

@@ -27,9 +27,14 @@
     }
   }
 
+  function writeZone(within) {
+    const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    for (const field of within.querySelectorAll("input.zone")) field.value = name || "";
+  }
+
   function announce() {
     const said = [...document.querySelectorAll("[data-announce]")]
-      .map((each) => each.dataset.announce).join(". ");
+      .map((part) => part.dataset.announce).join(". ");
     const live = document.getElementById("live");
     if (live.textContent !== said) live.textContent = said;
   }
@@ -78,26 +83,28 @@
     const query = new URLSearchParams();
     if (chosen) { query.set("start", Math.round(chosen[0])); query.set("end", Math.round(chosen[1])); }
     else if (span) { query.set("start", now); query.set("end", now + Number(span)); }
-    let found = null;
+    let forecast = null;
     try {
       const signal = AbortSignal.timeout(htmx.config.timeout);
       const answer = await fetch(`${box.dataset.base}/forecast?${query}`, { signal });
-      if (answer.ok && !answer.redirected) found = await answer.json();
+      if (answer.ok && !answer.redirected) forecast = await answer.json();
     } catch { /* It is said below. */ }
-    answered("chart", found);
-    if (!found || isDragged) return;
-    const bars = found.counts.length;
+    answered("chart", forecast);
+    if (!forecast || isDragged) return;
+    const bars = forecast.counts.length;
     const place = document.getElementById("chart");
     if (!bars) {
       chart?.destroy();
       chart = null;
-      place.textContent = found.error ? "The tasks cannot be read." : "Reading the tasks…";
+      place.textContent = forecast.nothing ? "No task waits yet." : forecast.error ? "The tasks cannot be read." : "Reading the tasks…";
+      place.classList.add("blank");
       return;
     }
-    const width = (found.end - found.start) / bars;
+    place.classList.remove("blank");
+    const width = (forecast.end - forecast.start) / bars;
     const data = [
-      found.counts.map((_, index) => (found.start + (index + 0.5) * width) / 1000),
-      found.counts,
+      forecast.counts.map((_, index) => (forecast.start + (index + 0.5) * width) / 1000),
+      forecast.counts,
     ];
     if (!chart || chart.isDark !== matchMedia("(prefers-color-scheme: dark)").matches) {
       if (chart) chart.destroy();
@@ -107,7 +114,7 @@
         width: place.clientWidth, height: 220, legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
         scales: { x: { time: true }, y: { range: (_, __, most) => [0, Math.max(most, 1) * 1.1] } },
-        axes: [{ ...axis, values: (_, marks, __, ___, step) => marks.map((mark, index) => {
+        axes: [{ ...axis, space: 80, values: (_, marks, __, ___, step) => marks.map((mark, index) => {
           const at = new Date(mark * 1000);
           const hour = step < 60 ? clock(at) : clock(at).slice(0, 5);
           const isNew = index === 0 || day(at) !== day(new Date(marks[index - 1] * 1000));
@@ -124,8 +131,8 @@
       chart.isDark = matchMedia("(prefers-color-scheme: dark)").matches;
     }
     chart.setData(data);
-    chart.setScale("x", { min: found.start / 1000, max: found.end / 1000 });
-    if (chosen) sayRange(box, found.start, found.end, found.counts.reduce((sum, each) => sum + each, 0));
+    chart.setScale("x", { min: forecast.start / 1000, max: forecast.end / 1000 });
+    if (chosen) sayRange(box, forecast.start, forecast.end, forecast.counts.reduce((sum, count) => sum + count, 0));
     else sayRange(box, null);
   }
 
@@ -145,7 +152,18 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     writeTimes(document);
+    writeZone(document);
     announce();
+    document.documentElement.classList.add("scripted");
+    document.body.addEventListener("change", (event) => {
+      const box = event.target;
+      const boxes = [...document.querySelectorAll("input[name=chosen]")];
+      if (box.matches(".choose-all")) for (const task of boxes) task.checked = box.checked;
+      else if (box.matches("input[name=chosen]")) {
+        const all = document.querySelector(".choose-all");
+        all.checked = boxes.every((task) => task.checked);
+      }
+    });
     document.getElementById("zone").textContent =
       isUtc ? "Times are in UTC." : `Times are in your zone, ${zone}, with UTC beside.`;
     document.addEventListener("selectionchange", () => { selected = Date.now(); });
@@ -165,17 +183,18 @@
     });
     document.body.addEventListener("htmx:afterSwap", (event) => {
       const part = event.detail.target;
-      const same = [...part.querySelectorAll("a, button, input")].find((each) => each.outerHTML === focused);
+      const same = [...part.querySelectorAll("a, button, input")].find((control) => control.outerHTML === focused);
       same?.focus({ preventScroll: true });
       writeTimes(part);
+      writeZone(part);
       announce();
     });
-    document.body.addEventListener("htmx:afterRequest", (event) => answered("part", event.detail.successful));
+    document.body.addEventListener("htmx:afterRequest", (event) => answered(event.detail.elt.id, event.detail.successful));
     for (const button of document.querySelectorAll("[data-span]")) {
       button.addEventListener("click", () => {
         span = button.dataset.span;
         chosen = null;
-        for (const each of document.querySelectorAll("[data-span]")) each.setAttribute("aria-pressed", each === button);
+        for (const other of document.querySelectorAll("[data-span]")) other.setAttribute("aria-pressed", other === button);
         draw();
       });
     }

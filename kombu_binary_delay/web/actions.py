@@ -10,19 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kombu_binary_delay import operate
+from kombu_binary_delay.operate.text import plural
 
 #: How many actions can wait for a confirmation, and for how many seconds.
 _KEPT, _AGE = 32, 900
 
 
 @dataclass
-class Plan:
+class Action:
     """One action.
 
-    :param action: ``cancel``, ``reschedule`` or ``redrive``.
+    :param kind: ``cancel``, ``reschedule`` or ``redrive``.
     :param user: the user that planned it; no other user may do it.
     :param said: the selection, in words.
     :param chosen: the tasks; None for a redrive.
+    :param examples: some of the tasks that are known to wait, the first due first.
     :param queues: how many of the tasks each queue has, as far as known, the most first; or how
         many messages each parking queue has.
     :param due: the new due time of a reschedule, in milliseconds since the epoch.
@@ -34,10 +36,11 @@ class Plan:
     :param error: why it failed, if it did.
     """
 
-    action: str
+    kind: str
     user: str
     said: str
     chosen: operate.Chosen | None = None
+    examples: tuple[operate.WaitingTask, ...] = ()
     queues: tuple[tuple[str, int], ...] = ()
     due: int | None = None
     unmoved: int = 0
@@ -57,6 +60,11 @@ class Plan:
         return sum(count for _, count in self.queues)
 
     @property
+    def what(self) -> str:
+        """What is changed, in words: ``1 task``, ``1,204 tasks``, ``3 messages``."""
+        return plural(self.count, "message" if self.chosen is None else "task")
+
+    @property
     def kept(self) -> str:
         """Which tasks run when they are first due, in words; an empty text if none does."""
         if not self.unmoved:
@@ -66,33 +74,33 @@ class Plan:
         return f"{self.unmoved:,} {are} first due later than that, and {run} then"
 
 
-class Plans:
+class Actions:
     """The actions that wait for a confirmation, are running, or were done just now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plans: OrderedDict[str, Plan] = OrderedDict()
+        self._actions: OrderedDict[str, Action] = OrderedDict()
 
-    def add(self, plan: Plan) -> None:
-        """Keep a plan; if there are too many, drop the oldest."""
+    def add(self, action: Action) -> None:
+        """Keep a action; if there are too many, drop the oldest."""
         with self._lock:
-            self._plans[plan.key] = plan
-            while len(self._plans) > _KEPT:
-                self._plans.popitem(last=False)
+            self._actions[action.key] = action
+            while len(self._actions) > _KEPT:
+                self._actions.popitem(last=False)
 
-    def get(self, key: str, user: str) -> Plan | None:
-        """Return the plan of a user; None if it is another user's, too old to begin, or unknown."""
+    def get(self, key: str, user: str) -> Action | None:
+        """Return an action; None if it is another user's, too old to begin, or unknown."""
         with self._lock:
-            plan = self._plans.get(key)
-        if plan is None or plan.user != user:
+            action = self._actions.get(key)
+        if action is None or action.user != user:
             return None
-        too_old = plan.began is None and time.monotonic() - plan.made > _AGE
-        return None if too_old else plan
+        too_old = action.began is None and time.monotonic() - action.made > _AGE
+        return None if too_old else action
 
-    def take(self, plan: Plan) -> bool:
-        """Return whether a plan may be done now: true only for the first call."""
+    def take(self, action: Action) -> bool:
+        """Return whether a action may be done now: true only for the first call."""
         with self._lock:
-            if plan.began is not None:
+            if action.began is not None:
                 return False
-            plan.began = time.time()
+            action.began = time.time()
             return True

@@ -13,12 +13,11 @@ from kombu_binary_delay.errors import AddressError, DelayError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.reading import sources
 from kombu_binary_delay.operate.status import parked_by_side
 from kombu_binary_delay.operate.trouble import alarms
 from kombu_binary_delay.settings import Settings
-
-from .index import Index
 
 
 class Broker(Protocol):
@@ -27,6 +26,11 @@ class Broker(Protocol):
     @property
     def settings(self) -> Settings:
         """The settings of the transport."""
+        ...
+
+    @property
+    def option(self) -> str:
+        """The option or setting that names it, for error messages."""
         ...
 
     def plain(self) -> Any:
@@ -54,11 +58,11 @@ class Broker(Protocol):
         ...
 
 
-class Place(Protocol):
-    """One source of tasks."""
+class TaskSource(Protocol):
+    """The journal or the node; the command line has one."""
 
-    def waiters(self, select: operate.Selection) -> operate.Waiters:
-        """Return the delayed tasks of this source."""
+    def tasks(self) -> operate.TaskTable:
+        """Read the delayed tasks."""
         ...
 
     def story(self, task_id: str) -> operate.Story:
@@ -67,12 +71,12 @@ class Place(Protocol):
 
 
 #: Opens a source of tasks; the stack closes what it has opened.
-Open = Callable[[ExitStack], Place]
+Open = Callable[[ExitStack], TaskSource]
 
 
 @dataclass(frozen=True)
 class Now:
-    """One look at the broker.
+    """What the broker has now.
 
     :param status: as :func:`operate.status` returns it.
     :param alarms: in sentences.
@@ -94,7 +98,8 @@ class Watch:
     def now(self) -> Now:
         """Return the messages in the levels, the parked ones, and the alarms."""
         try:
-            return self._now()
+            with named(self._broker):
+                return self._now()
         except BaseException:
             self.close()
             raise
@@ -102,7 +107,8 @@ class Watch:
     def findings(self) -> tuple[operate.Verification, ...]:
         """Return the differences between the broker and the topology, as ``verify`` does."""
         try:
-            return tuple(self._broker.verify(self._open()))
+            with named(self._broker):
+                return tuple(self._broker.verify(self._open()))
         except BaseException:
             self.close()
             raise
@@ -144,14 +150,14 @@ class Watch:
             queues = [
                 # The waits below a level sum up to less than the level's own wait.
                 operate.Waiting(
-                    *(each.name, each.wait, 2 * each.wait, counts[each.name], 0),
-                    level=each.level,
+                    *(source.name, source.wait, 2 * source.wait, counts[source.name], 0),
+                    level=source.level,
                 )
-                for each in sources(lane, counts)
+                for source in sources(lane, counts)
             ]
-            queues.sort(key=lambda each: (each.wait, each.queue))
+            queues.sort(key=lambda queue: (queue.wait, queue.queue))
             if queues:
-                ladders.append(operate.LadderStatus(lane.prefix, True, tuple(queues), 0.0, 0.0))  # noqa: FBT003 - it is in use
+                ladders.append(operate.LadderStatus(lane.prefix, True, tuple(queues), None, None))  # noqa: FBT003 - it is in use
         server = connection.connection.server_properties
         return operate.Status(
             time.time(),
@@ -159,49 +165,59 @@ class Watch:
             connection.virtual_host or "/",
             tuple(ladders),
             sum(parked_by_side(connection, topology).values()),
-            0,
+            None,
             (),
         )
 
 
-def read_index(place: Open, *, hide: bool) -> Index:
-    """Read all delayed tasks from a source, and return their index."""
-    with ExitStack() as stack:
-        return Index(place(stack).waiters(operate.Selection()), hide=hide)
+def read_tasks(source: Open, broker: Broker, *, hide: bool) -> operate.TaskTable:
+    """Read all delayed tasks from a source.
+
+    :param hide: whether to leave out their arguments.
+    """
+    with ExitStack() as stack, named(broker):
+        table = source(stack).tasks()
+    if hide:
+        table.hide_arguments()
+    return table
 
 
 @dataclass(frozen=True)
-class Told:
-    """One task's story, and its route down the ladder; empty if that is unknown.
+class TaskView:
+    """One task's story, and its way down the ladder; empty if that is unknown.
 
     :param begins: when it was scheduled, in milliseconds since the epoch.
-    :param here: which of the ``stays`` it is in, from 0.
+    :param here: which of the ``waits`` it is in, from 0.
     """
 
     story: operate.Story
     begins: int = 0
-    stays: tuple[operate.Stay, ...] = ()
+    waits: tuple[operate.Wait, ...] = ()
     here: int = 0
 
 
-def read_story(place: Open, broker: Broker, task_id: str, *, hide: bool) -> Told:
+def read_story(source: Open, broker: Broker, task_id: str, *, hide: bool) -> TaskView:
     """Read and return the story of one task."""
-    with ExitStack() as stack:
-        story = place(stack).story(task_id)
-    if hide and story.task is not None:
-        story = replace(story, task=replace(story.task, args=None, kwargs=None))
-    scheduled = next((each for each in reversed(story.events) if each.kind == "scheduled"), None)
-    if scheduled is None or scheduled.due is None or story.task is None or story.task.level is None:
-        return Told(story)
+    with ExitStack() as stack, named(broker):
+        story = source(stack).story(task_id)
+    task = story.task
+    if hide and task is not None:
+        task = replace(task, args=None, kwargs=None)
+        story = replace(story, task=task)
+    scheduled = [event for event in story.events if event.kind == "scheduled"]
+    if task is None or task.level is None or not scheduled:
+        return TaskView(story)
+    begins, due = scheduled[-1].at, scheduled[-1].due
+    if begins is None or due is None:
+        return TaskView(story)
     # A lane, the broker's kind of queues: only the level says which ladder it is on.
-    topology = topology_of_name(story.task.level) or broker.topology()
-    destination = Destination(story.task.exchange, story.task.routing_key)
+    topology = topology_of_name(task.level) or broker.topology()
+    destination = Destination(task.exchange, task.routing_key)
     try:
-        delay = max(scheduled.due - scheduled.at, 0)
-        stays = operate.explain(topology, delay, destination, scheduled.at).stays
+        waits = operate.explain(topology, max(due - begins, 0), destination, begins).waits
     except (AddressError, DelayError):
-        return Told(story)
-    queues = [each.queue for each in stays]
-    if story.task.level not in queues:
-        return Told(story)
-    return Told(story, scheduled.at, stays, queues.index(story.task.level))
+        return TaskView(story)
+    queues = [wait.queue for wait in waits]
+    if task.level not in queues:
+        return TaskView(story)
+    return TaskView(story, begins, waits, queues.index(task.level))
