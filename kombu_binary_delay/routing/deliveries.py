@@ -40,7 +40,7 @@ class Deliveries:
         #: How a message of ours is read, whichever ladder this connection publishes to.
         self._ours = (
             known.topology
-            if known.topology.mirrors
+            if known.topology.is_ours
             else Topology(namespace=known.settings.namespace)
         )
 
@@ -81,7 +81,7 @@ class Deliveries:
             written = self._written(None, key, headers)[1]
             published, _ = published_as(headers) or (written, {})
             return written and Destination(exchange, (published or written).routing_key)
-        if not by.mirrors:
+        if not by.is_ours:
             return None
         published, _ = published_as(headers) or (None, {})
         return published or self._written(by, key, headers)[1]
@@ -114,7 +114,7 @@ class Deliveries:
         A foreign ladder's key has no exchange: it is a queue's name, or a topic exchange's key. So
         a retry of such a message goes to the queue that it came from, by our own ladder.
         """
-        if ladder.mirrors:
+        if ladder.is_ours:
             return written
         if queue:
             return Destination("", queue)

@@ -213,7 +213,7 @@ class Plans:
         ladder = self._ladders[lane]
         recent = is_recent(known.looked, now)
         levels: tuple[Any, ...] = ("level", lane, ladder.needs(digits))
-        if levels not in known.existing and ladder.mirrors:
+        if levels not in known.existing and ladder.is_ours:
             path = (PATH, lane, digits)
             if not known.looked or (recent and path in known.existing):
                 levels = path

@@ -342,7 +342,7 @@ class Router:
 
     def _is_repeated(self, *names: str) -> bool:
         """Whether bindings between these names are repeated on the delivery side."""
-        return self.topology.mirrors and not any(self.is_private(name) for name in names)
+        return self.topology.is_ours and not any(self.is_private(name) for name in names)
 
     def is_private(self, name: str) -> bool:
         """Whether a name is not followed: the ladder's, RabbitMQ's, Celery's control and events."""

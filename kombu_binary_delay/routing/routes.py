@@ -174,7 +174,7 @@ class Routes:
                 exchange, f"the exchange {exchange!r} does not exist", "it is declared, with queues"
             )
             return
-        if known.exchanges.types.get(exchange) == "headers" and self._topology.mirrors:
+        if known.exchanges.types.get(exchange) == "headers" and self._topology.is_ours:
             # Programs that bind queues to other exchanges make the mirrors of those.
             yield from self.mirrors.declare(exchange)
         known.existing.add(("target", exchange))
@@ -244,7 +244,7 @@ class Routes:
         If something is missing or refused, the commands for each, which follow, find out what.
         """
         known = self._known
-        if not (known.trusts_levels and self._topology.mirrors):
+        if not (known.trusts_levels and self._topology.is_ours):
             return
         queues = [queue for queue in known.declared if ("way", queue) not in known.existing]
         bindings = [
