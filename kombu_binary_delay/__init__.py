@@ -1,7 +1,8 @@
 """Delayed delivery for Kombu and Celery: messages wait inside RabbitMQ until they are due."""
 
 from .amendments.api import cancel, replace, reschedule
-from .amendments.door import Dropped, on_dropped
+from .amendments.way_in import Dropped, on_dropped
+from .channel import ChannelMixin
 from .errors import (
     AddressError,
     AmendmentError,
@@ -16,14 +17,8 @@ from .ladder.ladder import Ladder
 from .ladder.topology import Topology
 from .publishing.batch import Outcome, PublishBatch
 from .settings import Settings
-from .transport import (
-    ChannelMixin,
-    ConnectionMixin,
-    SSLTransport,
-    Transport,
-    TransportMixin,
-    register,
-)
+from .transport import SSLTransport, Transport, TransportMixin, register
+from .wire.connection import ConnectionMixin
 
 __all__ = [
     # a transport and its parts

@@ -20,6 +20,8 @@ except ImportError:  # before Kombu 5.7
 
 #: The most characters of a value in an error's text.
 _MOST_SHOWN = 100
+#: The remedy for properties and headers that do not fit into one frame, as AMQP wants them.
+SMALLER = "put large values into the body, or raise frame_max in rabbitmq.conf"
 
 
 def shown(value: object) -> str:

@@ -10,7 +10,7 @@ says what happens to the message, and each consuming connection reads that strea
 * :mod:`.stream`: what a connection writes, on a separate :mod:`.channel`.
 * :mod:`.reading`: what it reads before it consumes, and from then on.
 * :mod:`.holding`: messages that cannot be delayed again while the broker blocks publishers.
-* :mod:`.celery`: records of Celery's revokes.
-* :mod:`.door`: the part of a channel that writes and honours amendments.
+* :mod:`.generations`: names what supersedes other messages, and records it.
+* :mod:`.way_in`: judges deliveries, and does what follows from it.
 * :mod:`.api`: the functions that a program calls.
 """

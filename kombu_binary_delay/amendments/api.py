@@ -11,12 +11,11 @@ from typing import Any
 from amqp.exceptions import RecoverableConnectionError
 from kombu.log import get_logger
 
-from kombu_binary_delay.celery_side.celery import delays
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.wire.following import is_consuming
-from kombu_binary_delay.wire.mechanism import mechanism_of, without_transport
+from kombu_binary_delay.wire.mechanism import delays, mechanism_of, without_transport
 
-from .door import LONGEST_KEYED
+from .generations import LONGEST_KEYED
 from .record import GENERATION, MAX_TIME, REPLACES, Cancel, Postpone, check_name, split
 from .stream import Amendments
 

@@ -12,7 +12,7 @@ from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay.errors import AmendmentError
 from kombu_binary_delay.publishing.confirm import ConfirmChannel
-from kombu_binary_delay.publishing.frames import UNWRITABLE, EncodedMessage
+from kombu_binary_delay.publishing.way_out import encoded
 from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.draining import drain
 
@@ -55,17 +55,11 @@ class RecordChannel(ConfirmChannel):
     ) -> None:
         """Publish a message without waiting.
 
-        :raises AmendmentError: if it cannot be written; nothing of it is sent.
+        :raises DelayError: if it cannot be written; nothing of it is sent.
         """
         if self.refusal is not None:
             raise self.refusal
-        if self.connection is None:
-            raise RecoverableConnectionError("the channel is closed")
-        try:
-            frame_max = self.connection.frame_max
-            message = EncodedMessage(message.body, message.properties, frame_max)
-        except UNWRITABLE as exc:
-            raise AmendmentError(f"it cannot be written: {exc}") from exc
+        message = encoded(self.connection, message.body, message.properties)
         # Not by basic_publish, which reads from the broker first: that may close the channel.
         arguments = (0, exchange, routing_key, mandatory, False)
         self.send_method(spec.Basic.Publish, "Bssbb", arguments, message)

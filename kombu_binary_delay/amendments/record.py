@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 from kombu_binary_delay.errors import AmendmentError, shown
-from kombu_binary_delay.ladder.delay import LATEST
+from kombu_binary_delay.ladder import delay
 
 #: The header with the key of a message: of all waiting messages with one key, only the latest runs.
 KEY = "x-delay-key"
@@ -20,8 +20,7 @@ KEY = "x-delay-key"
 LONGEST_WAIT = "x-delay-key-max-wait"
 #: The header with the id of the message that this one is published in place of.
 REPLACES = "x-delay-replaces"
-#: The header that names one message among those with the same key or id. The transport writes it.
-GENERATION = "x-delay-generation"
+GENERATION = delay.GENERATION
 #: Celery's header with the stamps of a task: by their names a value, or several.
 STAMPS = "stamps"
 #: Celery's header that counts how often a task was replaced under its id by its own ``replace``.
@@ -34,7 +33,7 @@ MAX_IDS = 1000
 #: The largest record, in bytes; a larger message is not a record.
 MAX_BYTES = 1_000_000
 #: The latest valid time.
-MAX_TIME = LATEST
+MAX_TIME = delay.LATEST
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.versions import has_streams
-from kombu_binary_delay.routing.commands import Answer, Ensure
+from kombu_binary_delay.publishing.way_out import through
+from kombu_binary_delay.routing.commands import Ensure
 from kombu_binary_delay.routing.router import Router
 from kombu_binary_delay.settings import Settings, milliseconds
 from kombu_binary_delay.wire import alarms, streams
@@ -48,7 +48,6 @@ FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
 #: How to cancel what is due later than the stream keeps records.
 _ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
-_WAY = "the way of amendments through the ladder"
 
 
 class _Written(NamedTuple):
@@ -108,9 +107,6 @@ class Amendments:
         self.can_write = False
         #: Whether this user may publish to the default exchange, as far as this connection knows.
         self._may_ask = True
-        self.catch_up, self.look = self.reader.catch_up, self.reader.look
-        self.heard, self.verdict = self.reader.heard, self.reader.fate
-        self.hold = self.held.hold
 
     @property
     def memory(self) -> Memory:
@@ -169,7 +165,7 @@ class Amendments:
             self.require_remembered(due, now)
             self.write([record])
             return
-        self._send_by_ladder(record, due - self._lead, now)
+        self._send_by_ladder(record, due - self._lead)
 
     def write_at(self, record: Record, at: int) -> None:
         """Write a record that is to reach the stream at a time, as one from another ladder.
@@ -180,25 +176,26 @@ class Amendments:
         self.require()
         now = time.time_ns() // 1_000_000
         if self.can_wait_on_ladder and at > now:
-            self._send_by_ladder(record, at, now)
+            self._send_by_ladder(record, at)
             return
         self.require_remembered(at + self._lead, now)
         self.write([record])
 
-    def _send_by_ladder(self, record: Record, at: int, now: int) -> None:
+    def _send_by_ladder(self, record: Record, at: int) -> None:
+        topology = self._router.topology
         try:
-            topology = self._router.topology
-            plan, enter = self._router.plan_through(
-                self._exchange, way_of_records(topology), at * 1000, now * 1000
+            out = through(
+                self._router,
+                self._executor,
+                self._exchange,
+                way_of_records(topology),
+                at * 1000,
+                way=later_part(topology),
+                declare=self._declare,
             )
-            way = Ensure(later_part(topology) + Part(bindings=(enter,)), _WAY)
-            self._executor.run(self._router.prepare(plan.needs, now * 1000))
-            if self._executor.do(way) is Answer.MISSING:
-                self._declare()
-                self._executor.do(way)
         except (DelayError, TopologyError) as exc:
             raise AmendmentError(f"messages cannot be amended: {exc}") from exc
-        self._write([_Written(to_line(record), plan.routing_key, plan.properties)])
+        self._write([_Written(to_line(record), out.routing_key, out.properties)])
 
     @property
     def can_wait_on_ladder(self) -> bool:

@@ -21,19 +21,9 @@ from typing import Any
 from kombu.messaging import Producer
 
 from kombu_binary_delay.wire.frame_buffer import BufferingConnection
+from kombu_binary_delay.wire.mechanism import MarkedDriverType, delays
 
 from .patch import replace
-
-
-class MarkedDriverType(str):
-    """The driver type of a transport that delays messages itself."""
-
-    __slots__ = ()
-
-
-def delays(transport: Any) -> bool:
-    """Return whether a transport, or a class of transports, delays messages itself."""
-    return isinstance(getattr(transport, "driver_type", None), MarkedDriverType)
 
 
 def disable_native_delivery() -> None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .celery import delays
+from kombu_binary_delay.wire.mechanism import delays
+
 from .patch import replace
 
 #: Seconds. Not 0: py-amqp would then wait for the rest of a frame without a limit, and busily.

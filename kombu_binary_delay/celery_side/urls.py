@@ -18,8 +18,8 @@ from kombu.transport import TRANSPORT_ALIASES, get_transport_cls, pyamqp
 from kombu.utils.url import as_url, parse_url
 
 from kombu_binary_delay.errors import SettingsError
+from kombu_binary_delay.wire.mechanism import delays
 
-from .celery import delays
 from .patch import replace
 
 #: The URL scheme that names our transport, once it is registered; with an ``s``, over TLS.

@@ -9,14 +9,14 @@ has no streams, to a rotating local file.
 * ``events``: the content of events. Pure.
 * ``stream``, ``files``: the two places for events.
 * ``writer``: the journal of one connection.
-* ``celery``: events of executed tasks, from Celery's signals.
+
+Events of executed tasks, from Celery's signals, are in :mod:`kombu_binary_delay.celery_side`.
 
 The journal must never harm the messages: a failure is only logged. This package must not import the
 transport or Celery.
 """
 
-from .celery import follow_celery
 from .stream import stream_name, stream_part
 from .writer import Journal
 
-__all__ = ["Journal", "follow_celery", "stream_name", "stream_part"]
+__all__ = ["Journal", "stream_name", "stream_part"]

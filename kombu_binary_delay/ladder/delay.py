@@ -29,6 +29,8 @@ RETRIES = "retries"
 #: Celery's task that asks, again and again, whether the parts of a chord have ended.
 CHORD_UNLOCK = "celery.chord_unlock"
 JITTER = "x-delay-jitter"
+#: The header that names one message among those with the same key or id. The transport writes it.
+GENERATION = "x-delay-generation"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"

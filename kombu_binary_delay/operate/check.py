@@ -16,16 +16,16 @@ from typing import Any, Literal
 import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
-from kombu_binary_delay.celery_side.celery import delays
 from kombu_binary_delay.celery_side.failures import to_raise_a_limit
 from kombu_binary_delay.celery_side.worker_log import describe
 from kombu_binary_delay.errors import DelayError, TopologyError
+from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import X_DELAY
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.settings import Settings
-from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of, without_transport
+from kombu_binary_delay.wire.mechanism import TRANSPORT, delays, mechanism_of, without_transport
 
 from .declare import declare
 from .errors import OperationError
@@ -205,12 +205,13 @@ class _Trial:
                 declare(self._connection, topology, topology.to_queue(self._queue))
             now = time.time_ns() // 1000
             due = now + int(self._delay * 1000)
-            plan = self._channel.plan(self._properties, due, "", self._queue, now)
+            to = Destination("", self._queue)
+            out = self._channel.way_out.ready_at(self._properties, to, due)
         except TopologyError as exc:
             raise _Refusal("permissions", str(exc), self._on_refusal(str(exc))) from exc
         self._raw.open()
         self._raw.basic_consume(self._queue, no_ack=True, callback=self._take)
-        return self._prepared(parts[plan.lane], before)
+        return self._prepared(parts[out.lane], before)
 
     def send_and_wait(self, patience: float) -> float | None:
         """Publish, and return the seconds until the message arrived; None if it did not.

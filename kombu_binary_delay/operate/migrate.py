@@ -16,13 +16,14 @@ from kombu_binary_delay.amendments.record import Cancel, from_line
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination, route
 from kombu_binary_delay.ladder.delay import X_DELAY, keep_due
-from kombu_binary_delay.ladder.envelope import HEADERS, further_keys, wrap
+from kombu_binary_delay.ladder.envelope import HEADERS, further_keys
 from kombu_binary_delay.ladder.foreign import ladder_of_name
 from kombu_binary_delay.ladder.parts import Binding, Part, Queue
 from kombu_binary_delay.ladder.recognise import parking_of
 from kombu_binary_delay.ladder.returns import RETURNS
 from kombu_binary_delay.ladder.simulate import matches_topic
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.publishing.way_out import onto
 from kombu_binary_delay.wire.executor import unbind
 from kombu_binary_delay.wire.mechanism import mechanism_of, without_transport
 from kombu_binary_delay.wire.received import copy_of
@@ -42,7 +43,6 @@ from .reading import (
     Source,
     put_back,
     read,
-    remaining,
     sources,
 )
 from .snapshot import Row, Snapshot, queues_now, unknown, why_left
@@ -309,12 +309,12 @@ def _requeue(source: Source, message: Any, count: str) -> Send | None:
         return Send(as_new(message), exchange, key_of(message), "again", mandatory=True)
     key, now = message.delivery_info["routing_key"], time.time_ns() // 1_000_000
     exchange = message.delivery_info["exchange"]
-    found = put_back(source, key, as_new(message).properties, now, exchange)
-    if found is None:
+    out = put_back(source, key, as_new(message).properties, now, exchange)
+    if out is None:
         return None
-    exchange, key, properties = found
     # The same round reads it again, and counts it then.
-    return Send(copy_of(message, properties), exchange, key, "again", mandatory=True)
+    again = copy_of(message, out.properties)
+    return Send(again, out.exchange, out.routing_key, "again", mandatory=True)
 
 
 class _Sorter:
@@ -372,15 +372,14 @@ class _Sorter:
         if record is not None:
             return record
         found.properties[HEADERS].pop(RETURNS, None)
-        left = remaining(found.due, now)
         if self._to.is_ours:
             # At least one tick: a message that is already due also takes the ladder.
-            found.properties[HEADERS][X_DELAY] = max(left, 1)
+            found.properties[HEADERS][X_DELAY] = max(found.due - now, 1)
             to = found.destination
             again = copy_of(message, found.properties)
             return Send(again, to.exchange, to.routing_key, "moved")
         try:
-            return self._to_foreign_ladder(message, found, left)
+            return self._to_foreign_ladder(message, found, now)
         except (AddressError, DelayError, TopologyError, AccessRefused) as exc:
             return Keep("left", str(exc))
 
@@ -439,7 +438,7 @@ class _Sorter:
         channel.close()
         self._is_closed = True
 
-    def _to_foreign_ladder(self, message: Any, found: Reading, left: int) -> Send | Keep:
+    def _to_foreign_ladder(self, message: Any, found: Reading, now: int) -> Send | Keep:
         """Return how to enter another system's ladder, without the headers that end the wait early.
 
         The headers of its own programs stay as they are.
@@ -448,20 +447,13 @@ class _Sorter:
         if self._from is None or not self._from.is_ours:
             # From one to the other: both know a queue, or in Celery's case a key, by its name.
             destination = Destination("", destination.routing_key)
-        digits = self._to.ladder.digits(max(left, 1))
         names = [destination.routing_key, *further_keys(properties[HEADERS])]
-        properties, key = wrap(
-            properties,
-            destination,
-            found.due,
-            lambda each: self._to.address(digits, each),
-            self._to.owns,
-        )
+        out = onto(self._to, properties, destination, found.due, now)
         for name in names:
             if not self._leads_to(name):
                 return Keep("left", f"the ladder leads to no queue for {name!r}; declare it first")
-        again = copy_of(message, properties)
-        return Send(again, self._to.entry_exchange(digits), key, "moved", mandatory=True)
+        again = copy_of(message, out.properties)
+        return Send(again, out.exchange, out.routing_key, "moved", mandatory=True)
 
     def _leads_to(self, name: str) -> bool:
         """Bind a queue by its name; return whether a queue or a key is bound."""

@@ -120,14 +120,14 @@ class Mover:
         #: The reasons why messages could not be sent, and stay where they are.
         self.reasons: Counter[str] = Counter()
         #: By queue, why a message that has come back as often as is safe has to stay.
-        self._worn: dict[str, str] = {}
+        self._at_limit: dict[str, str] = {}
         #: By queue, how many messages could not be sent.
         self._left: Counter[str] = Counter()
 
     def start_over(self) -> None:
         """Reset the counts of messages that could not be sent, before another attempt."""
         self.counts["left"] = 0
-        self.reasons = Counter(self._worn.values())
+        self.reasons = Counter(self._at_limit.values())
 
     def close(self) -> None:
         """Send what is buffered, and close."""
@@ -162,7 +162,7 @@ class Mover:
         :raises UnreachableError: if a broker went away, takes nothing, or closed the channel.
         """
         before, left = self._done, self.counts["left"]
-        if queue in self._worn:
+        if queue in self._at_limit:
             # Each look would bring it nearer to the delivery limit.
             self.counts["left"] += self._left[queue]
             return 0
@@ -218,10 +218,10 @@ class Mover:
                 steps.callback(lambda: progress(self._done))
                 steps.callback(consumer.close)
                 steps.callback(self._flush)
-                steps.callback(self._put_back_worn, consumer.taken)
+                steps.callback(self._put_back_at_limit, consumer.taken)
                 steps.callback(consumer.stop)
 
-    def _put_back_worn(self, taken: deque[Any]) -> None:
+    def _put_back_at_limit(self, taken: deque[Any]) -> None:
         """Publish again what was not decided and may not come back once more."""
         for message in taken:
             if self._may_not_come_back(message):
@@ -243,7 +243,7 @@ class Mover:
             again = self._requeue(message, count)
             if again is None:
                 why = why or "it cannot enter its ladder again for the rest of its delay"
-                self._stay_worn(count, why)
+                self._stay_at_limit(count, why)
                 return
         if again is None:
             self._stay(count)
@@ -320,17 +320,17 @@ class Mover:
 
     def _failed(self, message: Any, why: str, *, stays: bool) -> None:
         if stays:
-            self._stay_worn("left", why)
+            self._stay_at_limit("left", why)
         else:
             self._keep(message, "left", why)
 
-    def _stay_worn(self, count: str, why: str) -> None:
-        self._worn[self._queue] = (
+    def _stay_at_limit(self, count: str, why: str) -> None:
+        self._at_limit[self._queue] = (
             f"a message in {self._queue!r} has come back as often as is safe, and cannot be "
             f"published again: {why}; raise the queue's delivery-limit by a policy before the next "
             f"run"
         )
-        self.reasons[self._worn[self._queue]] += 1
+        self.reasons[self._at_limit[self._queue]] += 1
         self._stay(count)
 
     def _stay(self, count: str) -> None:

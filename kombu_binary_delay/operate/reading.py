@@ -16,6 +16,7 @@ from kombu_binary_delay.ladder.delay import ETA, TASK, bounded, due_time
 from kombu_binary_delay.ladder.envelope import HEADERS, carried, due_in, unwrap
 from kombu_binary_delay.ladder.recognise import parking_of
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.publishing.way_out import Outgoing, back_onto
 
 #: NServiceBus's header with the send time, in the form ``2030-01-31 12:00:00:000000 Z``. A delayed
 #: retry keeps the first send time, and has its own in another header.
@@ -153,29 +154,26 @@ def read(
 
 
 def put_back(
-    source: Source, key: str, properties: Mapping[str, Any], now: int, came_by: str = ""
-) -> tuple[str, str, dict[str, Any]] | None:
+    source: Source, key: str, properties: dict[str, Any], now: int, came_by: str = ""
+) -> Outgoing | None:
     """Return how to publish a waiting message to its ladder again, for the rest of its delay.
 
     :param came_by: the exchange by which it came into its queue. A record of amendments counts by
         the one that it was published to, and so goes there again, if it has come from there.
-    :returns: the exchange, the routing key, and the properties, where all but the digits stays as
-        it was; None where it cannot be read, or would no longer count.
+    :returns: all but the digits as it was; None where it cannot be read, or would no longer count.
     """
     topology = source.topology
     try:
         found = read(source, key, properties, now)
         if topology is None or found is None:
             return None
-        headers = dict(properties.get(HEADERS) or {})
-        digits, destination = topology.parse(key, carried(headers))
-        left = topology.ladder.digits(max(remaining(found.due, now), 1))
+        digits, destination = topology.parse(key, carried(properties.get(HEADERS) or {}))
+        left = topology.ladder.digits(max(found.due - now, 1))
     except UNREADABLE_ERRORS:
         return None
     if len(left) > len(digits):
         # It is due later than its level can hold it, and higher levels may not exist.
         return None
-
     exchange = topology.level_of(left)
     if destination == way_of_records(topology):
         if came_by != exchange_name(topology.namespace):
@@ -184,25 +182,7 @@ def put_back(
         levels = range(len(digits) - 1, len(left) - 1, -1)
         left = (*(topology.ladder.word(level, 0) for level in levels), *left)
         exchange = came_by
-
-    def again(address: str) -> str:
-        if not topology.is_ours:
-            try:
-                return topology.address(left, topology.parse(address)[1])
-            except AddressError:
-                # Its publisher knows nothing of the ladder, which no such key goes through.
-                return address
-        way = address.split(".", len(digits))[-1]
-        return ".".join([*reversed(left), way])
-
-    if isinstance(headers.get("CC"), list):
-        headers["CC"] = [again(each) if isinstance(each, str) else each for each in headers["CC"]]
-    return exchange, again(key), {**properties, HEADERS: headers}
-
-
-def remaining(due: int, now: int) -> int:
-    """Return the rest of a delay in milliseconds, at least 0."""
-    return max(due - now, 0)
+    return back_onto(topology, properties, Destination(exchange, key), len(digits), left)
 
 
 def _due(headers: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -19,18 +19,9 @@ from typing import Any, Self
 
 import amqp
 from amqp import spec
-from amqp.exceptions import (
-    RecoverableConnectionError,
-)
+from amqp.exceptions import RecoverableConnectionError
 
-from kombu_binary_delay.errors import (
-    AddressError,
-    AmendmentError,
-    BinaryDelayError,
-    DelayError,
-    TopologyError,
-    UnconfirmedError,
-)
+from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, UnconfirmedError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.wire.draining import drain, within
@@ -39,6 +30,7 @@ from kombu_binary_delay.wire.undecodable import undecodable
 
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
+from .way_out import UNDELAYED, Outgoing, WayOut
 
 CONFIRMED = "confirmed"
 NACKED = "nacked"
@@ -49,8 +41,6 @@ DISCARDED = "discarded"
 #: The most messages to send at once; fewer if the window is smaller or the messages are large.
 _AT_ONCE = 100
 _AT_ONCE_BYTES = 65536
-#: Later than any due time, in microseconds since the epoch.
-_EVER = 2**63
 #: Why the outcome of a message that the broker has taken is unknown.
 _UNRECORDED = "it was published, but not recorded, so what it supersedes is delivered as well"
 #: The timeout for closing a channel after the broker failed to answer, in seconds.
@@ -86,19 +76,17 @@ class _Pending:
     """A message that has no outcome yet: buffered, then sent."""
 
     __slots__ = (
-        "due",
         "exchange",
         "mark",
         "message",
         "options",
-        "packed",
+        "out",
         "records",
         "returned",
         "routing_key",
         "sent",
         "state",
         "tag",
-        "until",
     )
 
     def __init__(
@@ -110,14 +98,11 @@ class _Pending:
         #: Mandatory, immediate, the write timeout and the confirm timeout in seconds.
         self.options = options
         self.tag = tag
-        #: Microseconds since the epoch, if it asks for a delay.
-        self.due: int | None = None
-        #: What to publish instead, and until when: after that, the delay is a tick shorter.
-        self.packed: tuple[dict[str, Any], str, str] | None = None
-        self.until = _EVER
+        #: What to publish in its place, if it asks for a delay or supersedes others.
+        self.out: Outgoing | None = None
         self.sent = False
         #: The records of what it supersedes, to be written when it is confirmed.
-        self.records: list[Any] = []
+        self.records: Sequence[Any] = ()
         #: The state of its outcome; empty until that is known.
         self.state = ""
         #: Identifies it if it is returned: AMQP gives returned messages no number.
@@ -127,7 +112,10 @@ class _Pending:
     @property
     def written(self) -> tuple[dict[str, Any], str, str]:
         """The properties, the exchange and the routing key that are sent."""
-        return self.packed or (self.message.properties, self.exchange, self.routing_key)
+        out = self.out
+        if out is None:
+            return self.message.properties, self.exchange, self.routing_key
+        return out.properties, out.exchange, out.routing_key
 
     @property
     def headers(self) -> Any:
@@ -184,10 +172,8 @@ class PublishBatch:
         self._at_once = min(max_size, _AT_ONCE)
         self._on_outcome = on_outcome
         self._connection = _alive(channel)
-        mechanism = mechanism_of(self._connection)
-        self._journal = mechanism.journal if mechanism else None
-        #: In microseconds.
-        self._tick = mechanism.router.topology.ladder.tick * 1000 if mechanism else 1
+        #: None for a channel without our transport, which delays nothing.
+        self._way_out: WayOut | None = getattr(channel, "way_out", None)
         self._confirm_channel: ConfirmChannel | None = None
         self._messages: Any = None
         #: Whether any message has a confirm timeout.
@@ -196,7 +182,7 @@ class PublishBatch:
         self._buffer: deque[_Pending] = deque()
         self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
         self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
-        self._to_note: deque[_Pending] = deque()
+        self._to_note: deque[Outgoing] = deque()
         #: The messages that supersede others, in the order in which to record that.
         self._to_record: deque[_Pending] = deque()
         self._unreported: deque[tuple[_Pending, Outcome]] = deque()
@@ -239,12 +225,9 @@ class PublishBatch:
         with self._lock:
             self.check()
             self._is_timed = self._is_timed or confirm_timeout is not None
-            asked = getattr(self.channel, "asked", None)
             headers = message.properties.get(HEADERS)
-            if asked and headers:
-                delay = asked(headers)
-                if delay or self.channel.begins_generation(headers):
-                    self._plan(pending, delay or {})
+            if self._way_out is not None and headers and self._way_out.concerns(headers):
+                self._make_out(self._way_out, pending)
             self._buffer.append(pending)
             if pending.records:
                 self._to_record.append(pending)
@@ -331,26 +314,16 @@ class PublishBatch:
 
     # -- sending and waiting -------------------------------------------------------------------
 
-    def _plan(self, pending: _Pending, headers: dict[str, Any]) -> None:
-        """Write the delay of a new message, and begin its generation, if it asks for them.
-
-        :param headers: those that ask for a delay.
-        """
-        channel = self.channel
+    def _make_out(self, way_out: WayOut, pending: _Pending) -> None:
+        """Make ready what a new message asks for; an error about it comes here, and not later."""
         try:
-            if headers:
-                pending.message, headers = channel.with_jitter(pending.message, headers)
-            message = pending.message
-            if channel.begins_generation(message.properties.get(HEADERS)):
-                to = Destination(pending.exchange, pending.routing_key)
-                begun = channel.begin_generation(message, headers, to)
-                pending.message, pending.records = begun
-            if headers:
-                now = time.time_ns() // 1000
-                # With a delay of zero, the message is due now, and still loses its header.
-                pending.due = channel.due(pending.message.properties, headers, now) or 0
-                # Raise an error about the message here, not when it is sent.
-                self._pack(pending, now)
+            pending.out = way_out.ready(
+                pending.message.properties,
+                Destination(pending.exchange, pending.routing_key),
+                pending.options[2],
+                in_transaction=not self.channel.supports_batch_publish,
+            )
+            pending.records = pending.out.records
         except BinaryDelayError:
             raise
         except BaseException as exc:
@@ -383,42 +356,27 @@ class PublishBatch:
             # often: if each declaration takes long, that would never end.
             for _ in range(2):
                 now = time.time_ns() // 1000
-                for pending in [each for each in islice(self._buffer, room) if each.until <= now]:
-                    self._pack_again(pending)
+                for pending in list(islice(self._buffer, room)):
+                    out = pending.out
+                    if out is not None and out.until <= now and self._way_out is not None:
+                        self._make_out_again(self._way_out, pending, out)
         except BaseException as exc:
             if self._is_cut_off(exc):
                 self._fail(exc)
             # It comes from a callback, and the batch can go on.
             raise
 
-    def _pack_again(self, pending: _Pending) -> None:
-        # If it is due by now, at least one tick remains: without a delay, RabbitMQ would apply its
-        # expiration.
-        now = min(time.time_ns() // 1000, (pending.due or 0) - 1)
+    def _make_out_again(self, way_out: WayOut, pending: _Pending, out: Outgoing) -> None:
         try:
-            self._pack(pending, now)
-        except (DelayError, AddressError, TopologyError) as exc:
+            out = way_out.ready_again(out, pending.options[2])
+        except UNDELAYED as exc:
             if pending in self._buffer:
                 self._buffer.remove(pending)
                 self._record(pending, DISCARDED, 0, str(exc))
-
-    def _pack(self, pending: _Pending, now: int) -> None:
-        """Write the message's delay."""
-        due = pending.due or 0
-        plan = self.channel.plan(
-            pending.message.properties,
-            due,
-            pending.exchange,
-            pending.routing_key,
-            now,
-            pending.options[2],
-        )
-        ticks = -((now - due) // self._tick)
+            return
         # A callback may have flushed it meanwhile.
         if not pending.sent:
-            pending.packed = plan.properties, plan.exchange, plan.routing_key
-            # No delay is shorter than one tick.
-            pending.until = due - (ticks - 1) * self._tick if ticks > 1 else _EVER
+            pending.out = out
 
     def _gather(self, room: int) -> list[_Pending]:
         """Return the messages to write at once; fewer if they are large."""
@@ -467,26 +425,24 @@ class PublishBatch:
             # A time limit, or an interrupt: it must reach the caller.
             self._end(exc)
             raise
-        self._to_note.extend(each for each in gathered if each.due is not None)
+        self._to_note.extend(pending.out for pending in gathered if pending.out is not None)
 
     def _note(self) -> None:
         """Write the journal's events and the records of what was sent; this may run callbacks."""
-        while self._to_note:
-            pending = self._to_note.popleft()
-            if self._journal is not None:
-                self._journal.scheduled(*pending.written)
-        done = []
+        while self._to_note and self._way_out is not None:
+            self._way_out.note(self._to_note.popleft())
+        done: list[_Pending] = []
         while self._to_record and self._to_record[0].state:
             pending = self._to_record.popleft()
             if pending.state == CONFIRMED:
                 done.append(pending)
-        if done:
-            self._write_records(done)
+        if done and self._way_out is not None:
+            self._write_records(self._way_out, done)
 
-    def _write_records(self, done: list[_Pending]) -> None:
+    def _write_records(self, way_out: WayOut, done: list[_Pending]) -> None:
         """Record what confirmed messages supersede; only then is their outcome complete."""
         try:
-            self.channel.record_generations([each for pending in done for each in pending.records])
+            way_out.record([record for pending in done for record in pending.records])
         except BaseException as exc:
             for pending in done:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
@@ -500,7 +456,7 @@ class PublishBatch:
                 return
             raise
         for pending in done:
-            pending.records = []
+            pending.records = ()
             self._record(pending, CONFIRMED)
 
     def _wait(self, most: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 For each message, py-amqp makes a system call, which wakes the broker, and parses a format string
 letter by letter. The bytes written here are the same as py-amqp's. This module must not import
-anything of ours.
+anything of ours but errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import amqp
 from amqp import spec
 from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
+
+from kombu_binary_delay.errors import SMALLER
 
 #: The errors for values that AMQP cannot encode.
 UNWRITABLE = (
@@ -40,8 +42,6 @@ _LONG = struct.Struct(">cq")
 _OVERHEAD = 8
 #: The bytes of a header frame's payload before the properties.
 _BEFORE_PROPERTIES = 12
-#: The remedy for properties and headers that do not fit into one frame, as AMQP wants them.
-SMALLER = "put large values into the body, or raise frame_max in rabbitmq.conf"
 
 
 class TooLargeError(ValueError):

@@ -15,7 +15,7 @@ import kombu
 from kombu.serialization import loads
 
 from kombu_binary_delay import transport
-from kombu_binary_delay.amendments.door import Dropped, on_dropped
+from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
 from kombu_binary_delay.errors import AddressError
 from kombu_binary_delay.ladder.address import Destination, read_address
 from kombu_binary_delay.ladder.delay import TASK, due_time

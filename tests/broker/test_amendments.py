@@ -33,7 +33,7 @@ from kombu_binary_delay import (
     replace,
     reschedule,
 )
-from kombu_binary_delay.amendments import door, memory, parts, reading, stream
+from kombu_binary_delay.amendments import generations, memory, parts, reading, stream, way_in
 from kombu_binary_delay.amendments.record import (
     GENERATION,
     KEY,
@@ -57,7 +57,7 @@ QUEUE = Queue("mail")
 
 @pytest.fixture
 def dropped(monkeypatch):
-    monkeypatch.setattr(door, "_listeners", [])
+    monkeypatch.setattr(way_in, "_listeners", [])
     seen: list[Any] = []
     on_dropped(seen.append)
     return seen
@@ -88,7 +88,7 @@ def bodies(arrivals):
 def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properties):
     channel = connection.default_channel
     message = amqp.Message(body, **properties)
-    amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past the door
+    amqp.Channel._basic_publish(channel, message, exchange, key)  # noqa: SLF001 - past our transport
 
 
 def records_in_stream(connection):
@@ -681,7 +681,7 @@ def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publi
     with monkeypatch.context() as patched:
         patched.setattr(StreamChannel, "read_until", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            amendments.catch_up()
+            amendments.reader.catch_up()
 
     read: list[tuple[memory.Memory, str]] = []
     learn = memory.Memory.learn
@@ -692,7 +692,7 @@ def test_a_reading_that_is_interrupted_leaves_no_consumer_behind(consumer, publi
 
     monkeypatch.setattr(memory.Memory, "learn", learned)
     amendments.reader._looked = float("-inf")  # noqa: SLF001 - as a second later
-    amendments.catch_up()
+    amendments.reader.catch_up()
     amendments.reader.refresh()
     assert [name for where, name in read if where is amendments.memory] == names
 
@@ -731,7 +731,7 @@ def test_a_retry_of_what_was_published_without_the_transport_supersedes_nothing(
 ):
     publish(publisher, "newer", **{KEY: "k"})
     # Longer than a message with a key may wait, which would be an error.
-    for wait in (100, door.LONGEST_KEYED + 60_000):
+    for wait in (100, generations.LONGEST_KEYED + 60_000):
         eta = datetime.now(UTC) + timedelta(milliseconds=wait)
         retry = {"id": "a", "task": "t", "retries": 1, "eta": eta.isoformat(), KEY: "k"}
         publisher.Producer().publish("retry", routing_key="mail", headers=retry)
@@ -915,7 +915,7 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     def fail(_: Any) -> None:
         raise ValueError("listener")
 
-    door._listeners.insert(0, fail)  # noqa: SLF001
+    way_in._listeners.insert(0, fail)  # noqa: SLF001
     publish(publisher, "cancelled")
     cancel("cancelled", connection=publisher)
     publish(publisher, "kept", delay=750)
@@ -1239,13 +1239,13 @@ def test_what_was_delivered_before_and_not_acknowledged_is_amended_too(
 def again(monkeypatch):
     """What is delayed again."""
     seen: list[Any] = []
-    delay_again = door.AmendingChannel._delay_again  # noqa: SLF001 - to see its calls
+    delay_again = way_in.WayIn._delay_again  # noqa: SLF001 - to see its calls
 
     def seen_too(self, message, due):
         delay_again(self, message, due)
         seen.append(message)
 
-    monkeypatch.setattr(door.AmendingChannel, "_delay_again", seen_too)
+    monkeypatch.setattr(way_in.WayIn, "_delay_again", seen_too)
     return seen
 
 
@@ -1424,7 +1424,7 @@ def test_what_is_held_comes_where_an_event_loop_reads_what_the_broker_sends(cons
 def test_what_would_be_dropped_at_its_delivery_limit_is_not_held(
     connect, publisher, monkeypatch, caplog
 ):
-    monkeypatch.setattr(door, "MOST_RETURNS", 1)
+    monkeypatch.setattr(way_in, "MOST_RETURNS", 1)
     queue = Queue("limited", queue_arguments={"x-queue-type": "quorum"})
     first, second = connect(), connect()
     queue(first.default_channel).declare()

@@ -13,9 +13,9 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu import Exchange, Producer, Queue
 
 from dev.faults.proxy import Proxy
-from kombu_binary_delay import transport
 from kombu_binary_delay.amendments.record import KEY
 from kombu_binary_delay.ladder.envelope import HEADER
+from kombu_binary_delay.wire import connection as waiting
 from kombu_binary_delay.wire import executor
 from tests.waits import PATIENCE, wait_until
 
@@ -340,7 +340,7 @@ def test_a_publish_waits_for_what_the_delay_needs_no_longer_than_it_may(
     message = amqp.Message("m", application_headers={"x-delay": 9000, **headers})
     channel = connection.default_channel
     if is_default:
-        monkeypatch.setattr(transport, "ANSWER_LIMIT", 1.0)
+        monkeypatch.setattr(waiting, "ANSWER_LIMIT", 1.0)
     proxy.hold()
 
     told = f"the broker did not answer within 1 s when it was asked for {what}"
@@ -360,7 +360,7 @@ def through_proxy(vhost, connect):
 def test_a_ladder_may_take_longer_than_the_limit_of_an_answer(through_proxy, monkeypatch):
     """Each exchange and each queue of it is answered."""
     limit = 1.5
-    monkeypatch.setattr(transport, "ANSWER_LIMIT", limit)
+    monkeypatch.setattr(waiting, "ANSWER_LIMIT", limit)
     connection, proxy = through_proxy()
     declare(connection, Queue("q"))
     proxy.slow(500, 0.04)
@@ -374,7 +374,7 @@ def test_a_ladder_may_take_longer_than_the_limit_of_an_answer(through_proxy, mon
 def test_in_an_alarm_a_publish_waits_for_what_the_delay_needs(connect, own_broker, monkeypatch):
     """The broker takes nothing from those who publish, and says so."""
     limit = 0.5
-    monkeypatch.setattr(transport, "ANSWER_LIMIT", limit)
+    monkeypatch.setattr(waiting, "ANSWER_LIMIT", limit)
     connection = connect()
     inner = connection.connection
     declare(connection, Queue("q"))

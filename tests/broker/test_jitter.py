@@ -13,7 +13,7 @@ from celery import Celery
 from kombu import Connection, Queue
 
 from kombu_binary_delay import Ladder, Settings, Topology, cancel, reschedule
-from kombu_binary_delay.amendments.door import AmendingChannel
+from kombu_binary_delay.amendments.way_in import WayIn
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import spread
 from kombu_binary_delay.operate import Management, explain, migrate
@@ -137,15 +137,13 @@ def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, colle
     queue(publisher.default_channel).declare()
     headers = {"x-delay": 200, "x-delay-jitter": 200}
     cancel("another", connection=publisher)  # makes the streams, which takes long
-    delay_again = AmendingChannel._delay_again  # noqa: SLF001 - to see its calls
+    delay_again = WayIn._delay_again  # noqa: SLF001 - to see its calls
     for countdown in (10, 60):
         consumer = connect(binary_delay={"jitter": 3_600_000})
         publisher.Producer().publish("x", routing_key="inbox", headers=headers, message_id="moved")
         began = time.time()
         reschedule("moved", countdown=countdown, connection=publisher)
-        with patch.object(
-            AmendingChannel, "_delay_again", autospec=True, side_effect=delay_again
-        ) as again:
+        with patch.object(WayIn, "_delay_again", autospec=True, side_effect=delay_again) as again:
             [arrival] = collect(consumer, [queue], 1, timeout=PATIENCE)
         if again.called:
             break

@@ -25,10 +25,12 @@ from click.testing import CliRunner
 from kombu import Queue
 
 from kombu_binary_delay import Ladder, Settings, SettingsError, UnconfirmedError
+from kombu_binary_delay.celery_side import executed as executed_tasks
 from kombu_binary_delay.cli import binary_delay
-from kombu_binary_delay.journal import celery, files, writer
 from kombu_binary_delay.journal import events as journal_events
+from kombu_binary_delay.journal import files, writer
 from kombu_binary_delay.ladder import versions
+from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.publishing.batch import PublishBatch
 from kombu_binary_delay.routing.commands import OutOfReachError
 from kombu_binary_delay.wire import alarms
@@ -390,7 +392,7 @@ def app(vhost):
 @pytest.fixture
 def executed():
     """What the signals of a worker's Celery reach."""
-    executed = celery.ConfirmedWriter()
+    executed = executed_tasks.ConfirmedWriter()
     yield executed
     executed.close()
 
@@ -422,8 +424,8 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
         tries.append(1)
         publish(*args, **{**options, "timeout": 1})
 
-    monkeypatch.setattr(celery, "_LONG", 0.5)
-    monkeypatch.setattr(celery, "_RESTS", PATIENCE)
+    monkeypatch.setattr(executed_tasks, "_LONG", 0.5)
+    monkeypatch.setattr(executed_tasks, "_RESTS", PATIENCE)
     with own_broker.alarm(), monkeypatch.context() as patch:
         patch.setattr(PublishBatch, "publish", publish_for_a_moment)
         for number in range(2, 9):
@@ -662,9 +664,9 @@ def test_the_wait_for_the_stream_is_a_part_of_the_delay(connect):
     channel = connection.default_channel
     with patch.object(writer.Journal, "prepare", lambda _: time.sleep(2)):
         begin = time.time_ns() // 1000
-        plan = channel.plan({}, begin + 60_000_000, "", "mail", begin)
+        out = channel.way_out.ready_at({}, Destination("", "mail"), begin + 60_000_000)
     topology = connection.connection.delay_mechanism.router.topology
-    digits, _ = topology.parse(plan.routing_key)
+    digits, _ = topology.parse(out.routing_key)
     assert topology.ladder.delay(digits) <= 58_000 + topology.ladder.tick
 
 
@@ -881,15 +883,15 @@ def test_a_stream_that_exists_keeps_its_age_and_takes_events(connect, vhost, cap
 
 def test_each_app_of_a_process_has_a_writer_of_executed_events(app):
     other = Celery(set_as_current=False)
-    assert celery._writer_of(app) is celery._writer_of(app)  # noqa: SLF001 - as the signals do
-    assert celery._writer_of(app) is not celery._writer_of(other)  # noqa: SLF001
+    assert executed_tasks._writer_of(app) is executed_tasks._writer_of(app)  # noqa: SLF001 - as the signals do
+    assert executed_tasks._writer_of(app) is not executed_tasks._writer_of(other)  # noqa: SLF001
 
 
 def test_executed_events_go_to_a_folder_without_the_broker(tmp_path):
     app = Celery(broker="amqp://guest:guest@127.0.0.1:1//", set_as_current=False)
     app.conf.broker_transport_options = {"binary_delay": {"journal": str(tmp_path)}}
     request = {"id": "one", "eta": "2020-01-01T00:00:00Z"}
-    celery._executed(app, request, "t", None, "SUCCESS")  # noqa: SLF001 - as the signals do
+    executed_tasks._executed(app, request, "t", None, "SUCCESS")  # noqa: SLF001 - as the signals do
     [line] = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     assert (json.loads(line)["id"], json.loads(line)["event"]) == ("one", "executed")
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kombu_binary_delay.amendments import names as names_module
-from kombu_binary_delay.amendments.celery import as_resent, with_own_nested
-from kombu_binary_delay.amendments.door import AmendingChannel
+from kombu_binary_delay.amendments.generations import Generations
 from kombu_binary_delay.amendments.memory import CANCELLED, POSTPONED, SUPERSEDED, Fate, Memory
 from kombu_binary_delay.amendments.record import (
     GENERATION,
@@ -41,6 +40,7 @@ from kombu_binary_delay.amendments.record import (
     split,
     to_line,
 )
+from kombu_binary_delay.celery_side.tasks import as_resent, with_own_nested
 
 DAY = 86_400_000
 NOW = 1_800_000_000_000
@@ -728,7 +728,7 @@ def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chap
     ids=repr,
 )
 def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
-    assert AmendingChannel.begins_generation(headers) == begins
+    assert Generations.begins(headers) == begins
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,12 @@ import pytest
 from kombu_binary_delay import Settings
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.parts import Binding, Part, Queue
+from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.routing.checks import MAX_RENEWED
 from kombu_binary_delay.routing.commands import Ensure, Look, Unbind
 from kombu_binary_delay.routing.knowledge import Shared
 from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
 from kombu_binary_delay.routing.routes import MAX_AT_ONCE
-from kombu_binary_delay.transport import ChannelMixin
-from kombu_binary_delay.wire.mechanism import Mechanism
 from tests.routing.test_router import NOW, SECOND, SERVER, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
@@ -346,18 +346,16 @@ def test_what_only_the_rest_of_a_delay_passes_is_looked_at_too(broker, monkeypat
     _, at_first, _ = topology.passed(topology.ladder.digits(60_000))
     for name in {*left} - {*at_first}:
         broker.delete_queue(name)
-    socket = SimpleNamespace(having_timeout=nullcontext)
-    mechanism = Mechanism(connection.router, broker)
-    channel = ChannelMixin()
-    channel.connection = SimpleNamespace(
-        delay_mechanism=mechanism, answer_limit=None, write_timeout=None, transport=socket
-    )
-    monkeypatch.setattr("time.time_ns", lambda: (connection.now + tick) * 1000)
+    times = chain([connection.now], repeat(connection.now + tick))
+    monkeypatch.setattr("time.time_ns", lambda: next(times) * 1000)
+    wire: Any = SimpleNamespace(answered_within=nullcontext)
+    no_generations: Any = None
+    way_out = WayOut(wire, connection.router, broker, None, no_generations)
 
-    plan = channel.plan({}, connection.now + 60 * SECOND, "", "q", connection.now)
+    out = way_out.ready_at({}, Destination("", "q"), connection.now + 60 * SECOND)
 
-    headers = plan.properties["application_headers"]
-    (rest,) = broker.follow(plan.exchange, [plan.routing_key], headers)
+    headers = out.properties["application_headers"]
+    (rest,) = broker.follow(out.exchange, [out.routing_key], headers)
     assert (rest.queue, rest.waited) == ("q", (60 * SECOND - tick) // 1000)
 
 

@@ -235,7 +235,7 @@ def test_a_table_cancels_and_reschedules_what_the_job_has_published(
     with Connection(vhost.url, transport="kombu_binary_delay:Transport") as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
-        amendments.catch_up()
+        amendments.reader.catch_up()
         reasons = {}
         for key in ("key-0", "key-1", "key-3", "key-4", "never", "new"):
             headers = {"task": "shop.remind", "id": task_id("job", key)}

@@ -409,7 +409,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
-        amendments.catch_up()
+        amendments.reader.catch_up()
         assert len(amendments.memory) == 1501
 
     def all_wait():
@@ -432,7 +432,7 @@ def verdict(vhost):
         amendments = connection.connection.delay_mechanism.amendments
 
         def verdict(task_id):
-            amendments.catch_up()
+            amendments.reader.catch_up()
             now = time.time_ns() // 1_000_000
             found = amendments.memory.judge(
                 {"application_headers": {"id": task_id, "task": "t"}}, now

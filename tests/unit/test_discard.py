@@ -9,7 +9,7 @@ import time
 import pytest
 from celery.utils.collections import LimitedSet
 
-from kombu_binary_delay.amendments.celery import discard
+from kombu_binary_delay.celery_side.tasks import discard
 
 HOURS = 10_800
 

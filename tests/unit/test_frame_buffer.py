@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from amqp.exceptions import RecoverableConnectionError
 
-from kombu_binary_delay.transport import ConnectionMixin
+from kombu_binary_delay.wire.connection import ConnectionMixin
 from kombu_binary_delay.wire.frame_buffer import BufferingConnection, FrameBuffer
 
 

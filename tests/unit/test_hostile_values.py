@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import BinaryDelayError, Ladder, LadderError, Settings
-from kombu_binary_delay.amendments import celery
 from kombu_binary_delay.amendments.memory import Memory
 from kombu_binary_delay.amendments.record import Cancel, CancelStamped, Postpone, Supersede
+from kombu_binary_delay.celery_side import tasks
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import is_over, is_retry, keep_due
@@ -140,9 +140,9 @@ def test_what_is_received_is_judged_noted_and_published_again(settings, given, e
         )
     assert isinstance(returns(headers), int)
     is_over(headers.get("x-delay"))
-    celery.with_own_nested(headers)
+    tasks.with_own_nested(headers)
     if "task" in headers:
-        celery.as_resent(headers)
+        tasks.as_resent(headers)
     written(arrived)
     with suppress(BinaryDelayError):
         again = router.publish(arrived, NOW * 1000 + 10**6, Destination("", "mail"), NOW * 1000)

@@ -14,7 +14,7 @@ from amqp.serialization import dumps
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kombu_binary_delay.amendments.door import AmendingChannel
+from kombu_binary_delay.channel import ChannelMixin
 from kombu_binary_delay.publishing.frames import Messages
 from kombu_binary_delay.wire.received import copy_of
 from tests.unit.test_frames import Wire
@@ -23,7 +23,7 @@ from tests.unit.test_frames import Wire
 ENCODINGS = sorted(each.name for each in pkgutil.iter_modules(encodings.__path__))
 
 
-class Channel(AmendingChannel, AbstractChannel):
+class Channel(ChannelMixin, AbstractChannel):
     """A channel without a connection, which decodes what the frames of a delivery contain."""
 
     _METHODS = amqp.Channel._METHODS  # noqa: SLF001 - it has no other name

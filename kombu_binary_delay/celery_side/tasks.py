@@ -1,4 +1,4 @@
-"""What amendments need to know of Celery: its revokes, its consumers, and what it resends.
+"""What a channel needs to know of Celery's tasks: revokes, consumers, and what is sent again.
 
 Revokes are recorded, so that they survive restarts of the workers.
 
@@ -15,16 +15,16 @@ This module must not import Celery: a Kombu program may not have it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from kombu.exceptions import KombuError
+from kombu.log import get_logger
 from kombu.serialization import loads
 
-from kombu_binary_delay.celery_side.patch import replace
-from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
-
-from .record import (
+from kombu_binary_delay.amendments.record import (
     GENERATION,
     KEY,
     LONGEST_WAIT,
@@ -35,6 +35,12 @@ from .record import (
     Record,
     split,
 )
+from kombu_binary_delay.amendments.stream import Amendments
+from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+
+from .patch import replace
+
+logger = get_logger(__package__)
 
 #: The end of the names of the exchanges for broadcasts to workers and for the replies.
 BROADCASTS = ".pidbox"
@@ -50,6 +56,22 @@ _KEPT = X_DELAY, JITTER, *_IDENTITY
 #: The id of the task that is to be discarded in this thread or greenlet, and whether Celery has
 #: asked for it.
 _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default=None)
+
+
+def record_broadcast(amendments: Amendments, message: Any, exchange: str) -> None:
+    """Record what a broadcast of Celery's revokes, before it is published.
+
+    :param exchange: that it goes to; replies go to others.
+    """
+    if exchange.startswith(REPLIES) or not amendments.is_wanted:
+        return
+    now = time.time_ns() // 1_000_000
+    try:
+        records = records_of_broadcast(message.properties, message.body, now)
+        if records:
+            amendments.write(records)
+    except KombuError as exc:
+        logger.warning("a revoke is not recorded, only sent to the running workers: %s", exc)
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
@@ -96,6 +118,11 @@ def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
         listed = [value for value in map(str, _listed(values)) if value]
         for begin in range(0, len(listed), MAX_IDS):
             yield CancelStamped(((str(name), tuple(listed[begin : begin + MAX_IDS])),), now)
+
+
+def hears_broadcasts(queue: str) -> bool:
+    """Whether what is in a queue are broadcasts to workers."""
+    return queue.endswith(BROADCASTS)
 
 
 def is_worker(callback: Any) -> bool:

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from kombu_binary_delay.journal import events, files
+from kombu_binary_delay.journal.stream import to_message
+from kombu_binary_delay.journal.writer import Journal, warnings
 from kombu_binary_delay.ladder.delay import JITTER
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.publishing.batch import PublishBatch
 from kombu_binary_delay.settings import KEY, STREAM
 from kombu_binary_delay.wire.mechanism import mechanism_of
-
-from . import events, files
-from .stream import to_message
-from .writer import Journal, warnings
 
 
 def follow_celery(options: Any) -> None:
