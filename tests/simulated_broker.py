@@ -141,24 +141,24 @@ class SimulatedBroker:
 
     def declare(self, part: Part) -> Answer:
         """Declare all of a part up to the first binding whose ends do not exist."""
-        for each in part.in_order():
-            if not self.declare_one(each):
+        for declared in part.in_order():
+            if not self.declare_one(declared):
                 return Answer.MISSING
         return Answer.DONE
 
-    def declare_one(self, each: Exchange | Queue | Binding) -> bool:
+    def declare_one(self, part: Exchange | Queue | Binding) -> bool:
         """Declare one thing; return False for a binding whose ends do not exist."""
-        if isinstance(each, Binding):
-            self._reach(each.destination)
-            ends = self.queues if each.to_queue else self.exchanges
-            if each.source not in self.exchanges or each.destination not in ends:
+        if isinstance(part, Binding):
+            self._reach(part.destination)
+            ends = self.queues if part.to_queue else self.exchanges
+            if part.source not in self.exchanges or part.destination not in ends:
                 return False
-            self.bindings[each] = None
-        elif isinstance(each, Queue):
-            self._reach(each.name)
-            assert self.queues.setdefault(each.name, each) == each, "inequivalent arguments"
+            self.bindings[part] = None
+        elif isinstance(part, Queue):
+            self._reach(part.name)
+            assert self.queues.setdefault(part.name, part) == part, "inequivalent arguments"
         else:
-            assert self.exchanges.setdefault(each.name, each) == each, "inequivalent arguments"
+            assert self.exchanges.setdefault(part.name, part) == part, "inequivalent arguments"
         return True
 
     def _reach(self, *queues: str) -> None:
@@ -168,16 +168,16 @@ class SimulatedBroker:
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange, and all bindings from and to it."""
         self.exchanges.pop(name, None)
-        for each in list(self.bindings):
-            if each.source == name or (each.destination == name and not each.to_queue):
-                del self.bindings[each]
+        for binding in list(self.bindings):
+            if binding.source == name or (binding.destination == name and not binding.to_queue):
+                del self.bindings[binding]
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue, and all bindings to it."""
         self.queues.pop(name, None)
-        for each in list(self.bindings):
-            if each.destination == name and each.to_queue:
-                del self.bindings[each]
+        for binding in list(self.bindings):
+            if binding.destination == name and binding.to_queue:
+                del self.bindings[binding]
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class SimulatedBroker:
 
     def count(self, queue: str, rests: list[Rest]) -> int:
         """Count the copies in a queue."""
-        return Counter(each.queue for each in rests)[queue]
+        return Counter(rest.queue for rest in rests)[queue]
 
     def _route(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> set[str]:
         if not exchange:

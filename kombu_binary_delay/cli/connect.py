@@ -137,7 +137,7 @@ class Target:
         """
         topology = self.topology(ladder)
         lanes = [topology] if ladder is not None else topology.lanes(self.settings.lanes)
-        if not topology.mirrors or topology.lane or topology.urgent:
+        if not topology.is_ours or topology.lane or topology.urgent:
             return lanes
         urgent = topology.for_urgent()
         if connection is None:

@@ -151,13 +151,13 @@ def _move(
             target = there.filled(sending, to)
             asked_there = None if here is there else there.management(sending)
             refuse_a_circle(connection, sending, source, target)
-    into = there.on(target[0]) if to is not None and target[0].mirrors else there
-    if here is there and queue is None and target[0].mirrors:
+    into = there.on(target[0]) if to is not None and target[0].is_ours else there
+    if here is there and queue is None and target[0].is_ours:
         _warn_of_another_side(printer, ladders[0], target[0])
     # Of a queue, or of another system's ladder, those of the settings count.
-    own = queue is None and ladders[0].mirrors
+    own = queue is None and ladders[0].is_ours
     before = ladders[0].namespace if own else here.settings.namespace
-    after = target[0].namespace if target[0].mirrors else before
+    after = target[0].namespace if target[0].is_ours else before
     if (here is not there or before != after) and stream_name(before, IDS) in snapshot.queues:
         place = "there" if here is not there else f"in the namespace {after}"
         printer.log(
@@ -172,7 +172,7 @@ def _move(
         printer.show(planned, "plan", dry=True, messages=planned.messages)
         return FOUND if planned.reasons else OK
     connect: Any = there.plain
-    if target[0].mirrors:
+    if target[0].is_ours:
         # What is moved is no new message, and what is left of a delay is no delay of its own.
         connect = partial(into.delaying, queue_per_delay=False)
         # The journal of this namespace has what waits on another of its ladders already.

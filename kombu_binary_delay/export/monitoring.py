@@ -68,7 +68,7 @@ def names(topology: Topology) -> dict[str, str]:
         delayed messages are published; ``parking`` and ``relays``: those queues; ``lanes``: a level
         queue, whose name without its lane is both groups.
     """
-    if not topology.mirrors:
+    if not topology.is_ours:
         queues = (each.name for part in topology.levels for each in part.queues)
         numbered = (re.sub(r"[0-9]+$", "[0-9]+", _plain(queue)) for queue in queues)
         levels = "|".join(dict.fromkeys(numbered))
@@ -155,7 +155,7 @@ def _due(topology: Topology) -> Iterator[_Json]:
 
 
 def _in_any_lane(topology: Topology, queue: str) -> str:
-    if not topology.mirrors:
+    if not topology.is_ours:
         return _plain(queue)
     ladder, at, level = _plain(queue).rpartition("[.]level")
     kind = "-classic" if ladder.endswith("-classic") else ""

@@ -73,7 +73,7 @@ def scheduled(
 
 def _levels(topology: Topology, exchange: str) -> str | None:
     """Return the prefix of the names of the levels that a message passes; None if not known."""
-    if not topology.mirrors:
+    if not topology.is_ours:
         return topology.prefix
     prefix, _, level = exchange.partition(".level-")
     # With a queue for each delay, the broker decides whether it passes levels at all.

@@ -51,7 +51,7 @@ class ForeignLadder(Topology):
     enters_at_top: bool = False
     seconds_header: str | None = None
 
-    mirrors = False
+    is_ours = False
 
     @property
     def delay_header(self) -> str | None:

@@ -84,8 +84,9 @@ class Topology:
     lane: int = 0
     urgent: bool = False
 
-    #: Whether bindings made by users are repeated on the delivery side.
-    mirrors = True
+    #: Whether it is a ladder of this package, and of no other system: only beside ours are bindings
+    #: made by users repeated on the delivery side.
+    is_ours = True
 
     @property
     def delay_header(self) -> str | None:
@@ -103,13 +104,13 @@ class Topology:
 
         :param server: the properties that the broker sends when a connection opens.
         """
-        return self.mirrors and self.queue_type == "quorum" and lets_urgent_hold_up(server)
+        return self.is_ours and self.queue_type == "quorum" and lets_urgent_hold_up(server)
 
     @cached_property
     def can_have_relays(self) -> bool:
         """Whether messages that a queue rejects come back, and hold up others without a relay."""
         # Only with at-least-once dead-lettering.
-        return self.mirrors and self.queue_type == "quorum"
+        return self.is_ours and self.queue_type == "quorum"
 
     def wants_relay(self, queue: str, patterns: Iterable[str]) -> bool:
         """Whether a queue needs a relay even if the connection declares it without reject-publish.
@@ -214,7 +215,7 @@ class Topology:
         :param direct: whether to include what leads to direct queues, and past them to the levels.
         """
         parts = {-1: self.base, **dict(enumerate(self.levels))}
-        if direct and self.mirrors:
+        if direct and self.is_ours:
             parts[-1] += self.direct_base
             for level in range(self.ladder.levels):
                 parts[level] += Part(bindings=self.direct_bindings(level))

@@ -120,7 +120,7 @@ def faults(
     :param relays: patterns of the names of queues that need a relay, as the setting has them.
     :param place: what the commands of remedies name.
     """
-    if topology.mirrors:
+    if topology.is_ours:
         yield from _Side(topology, snapshot, tuple(relays), place).faults()
 
 
@@ -170,7 +170,7 @@ class _Side:
         :raises OperationError: if delayed messages cannot reach it.
         """
         topology = self._topology
-        if not topology.mirrors:
+        if not topology.is_ours:
             raise OperationError(
                 f"the ladder {topology.prefix}* reaches queues by name only, and does not know "
                 f"the exchange {exchange!r}; lead to its queues by their names instead"
@@ -507,7 +507,7 @@ def orphans(topology: Topology, snapshot: Snapshot) -> tuple[str, ...]:
     A long name is replaced by a digest. So this computes the expected names from the queues and
     exchanges that exist, not the other way round.
     """
-    if not topology.mirrors:
+    if not topology.is_ours:
         return ()
     wanted = set()
     for name in snapshot.exchanges:

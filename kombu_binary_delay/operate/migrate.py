@@ -157,7 +157,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     filled, emptied = _ladders(to), _ladders(what)
     to = filled[0]
     # Queues of two types cannot have one name.
-    ours = next((each.namespace for each in (to, *emptied) if each.mirrors), namespace)
+    ours = next((each.namespace for each in (to, *emptied) if each.is_ours), namespace)
     side = Topology(namespace=ours, queue_type=to.queue_type)
     poison = f"{side.delivery_prefix}.poison"
     with (
@@ -170,11 +170,11 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
         Probe(asking) as probe_there,
     ):
         mechanism = mechanism_of(sending.connection)
-        if to.mirrors and mechanism is None:
+        if to.is_ours and mechanism is None:
             # It would publish what is moved without its delay.
             raise OperationError(without_transport(sending))
         refuse_a_circle(taking, sending, what, filled)
-        if not to.mirrors:
+        if not to.is_ours:
             create(sending, to, to.whole)
         elif mechanism is not None and _place(taking) == _place(sending):
             # What is known to refuse nothing gets no relay, which would stay.
@@ -182,7 +182,7 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
                 mechanism.router.knows_queue(queue, refuses=refuses, temporary=temporary)
         mover = Mover(taking, aside, sending)
         bindings = snapshot.bindings
-        if there is not None and not to.mirrors:
+        if there is not None and not to.is_ours:
             bindings = Snapshot.read(there).bindings
         sorter = _Sorter(
             emptied, to, snapshot, bindings, poison, taking, asking, probe_there, exchange
@@ -372,7 +372,7 @@ class _Sorter:
         if record is not None:
             return record
         found.properties[HEADERS].pop(RETURNS, None)
-        if self._to.mirrors:
+        if self._to.is_ours:
             # At least one tick: a message that is already due also takes the ladder.
             found.properties[HEADERS][X_DELAY] = max(found.due - now, 1)
             to = found.destination
@@ -387,7 +387,7 @@ class _Sorter:
     def _amendment(source: Source, message: Any, found: Reading) -> Cancel | Keep | None:
         """Return the cancellation in a message that waits on the ladder, if it is one."""
         ladder = source.topology
-        if ladder is None or not ladder.mirrors or found.destination != way_of_records(ladder):
+        if ladder is None or not ladder.is_ours or found.destination != way_of_records(ladder):
             return None
         record = from_line(message.body)
         if not isinstance(record, Cancel):
@@ -423,7 +423,7 @@ class _Sorter:
         old one as well, where the number of digits is the same, and so without an end.
         """
         channel = self._taking.channel()
-        for ladder in (each for each in self._emptied if each.mirrors):
+        for ladder in (each for each in self._emptied if each.is_ours):
             exchange = exchange_name(ladder.namespace)
             way = route(way_of_records(ladder))
             names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
@@ -444,7 +444,7 @@ class _Sorter:
         The headers of its own programs stay as they are.
         """
         destination, properties = found.destination, found.properties
-        if self._from is None or not self._from.mirrors:
+        if self._from is None or not self._from.is_ours:
             # From one to the other: both know a queue, or in Celery's case a key, by its name.
             destination = Destination("", destination.routing_key)
         names = [destination.routing_key, *further_keys(properties[HEADERS])]

@@ -84,7 +84,7 @@ def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ..
 
 def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
     """Return the direct queues among names of queues, with their delays in milliseconds."""
-    if not topology.mirrors:
+    if not topology.is_ours:
         return {}
     name = re.compile(re.escape(f"{topology.direct}.") + "([1-9][0-9]{0,15})ms", re.ASCII)
     matches = {each: name.fullmatch(each) for each in names}
@@ -135,7 +135,7 @@ def read(
         return Reading(Destination("", source.name), due, packed)
     topology = source.topology
     digits, destination = topology.parse(key, carried(headers))
-    if not topology.mirrors and exchange_of is not None:
+    if not topology.is_ours and exchange_of is not None:
         exchange = exchange_of(destination.routing_key)
         destination = Destination(exchange, destination.routing_key)
     due = _due(headers)

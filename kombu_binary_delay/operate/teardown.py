@@ -101,7 +101,7 @@ def teardown(  # noqa: PLR0913 - what stays, and for callers of different patien
         amendments = _amendments(topology)
         # Another system's ladder has none of its own.
         amendments_go = (
-            topology.mirrors
+            topology.is_ours
             and topology.namespace not in amended
             and not _others(topology, snapshot, in_use, gone, all_sides=True)
         )
@@ -225,7 +225,7 @@ def _stage(topology: Topology, name: str) -> int:
         return len(levels) - levels.index(name)
     if ladder_of(topology, name):
         return 0
-    if not topology.mirrors:
+    if not topology.is_ours:
         return len(levels) + 1
     last = topology.queue_relay_name(""), topology.exchange_relay_name(""), topology.parking
     return len(levels) + 1 + name.startswith(last)

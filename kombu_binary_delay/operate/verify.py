@@ -218,7 +218,7 @@ def dead_letters(topology: Topology, snapshot: Snapshot) -> Iterator[Difference]
     for exchange, queues in sorted(into.items()):
         is_plugins = snapshot.exchanges.get(exchange, {}).get("type") == PLUGIN_TYPE
         if is_plugins or (
-            topology.mirrors and topology.mirror_name(exchange) in snapshot.exchanges
+            topology.is_ours and topology.mirror_name(exchange) in snapshot.exchanges
         ):
             more = f" and {len(queues) - 1} more" if len(queues) > 1 else ""
             key = ""
@@ -308,9 +308,9 @@ def _exchange(
 def _missing_exchange(topology: Topology, exchange: Exchange) -> str:
     if exchange.name == topology.parking:
         return "a message without a destination holds up its level: after dozens, nothing leaves it"
-    if topology.mirrors and exchange.name == topology.direct:
+    if topology.is_ours and exchange.name == topology.direct:
         return "a delayed publish fails with 404"
-    if topology.mirrors and exchange.name == topology.direct_fallback:
+    if topology.is_ours and exchange.name == topology.direct_fallback:
         return "messages with a delay that has no queue of its own are lost"
     if exchange.type == "fanout":
         return "a publish that enters there fails with 404"
@@ -384,7 +384,7 @@ def _other(name: str, wanted: Mapping[str, object], given: Mapping[str, object])
 def _strangers(topology: Topology, snapshot: Snapshot, place: Place) -> Iterator[Difference]:
     """Yield bindings from the levels that are not part of the topology."""
     ours = {binding for part in topology.levels for binding in part.bindings}
-    if topology.mirrors:
+    if topology.is_ours:
         ours |= {
             binding
             for level in range(topology.ladder.levels)

@@ -391,7 +391,7 @@ def back_onto(
     """
 
     def again(address: str) -> str:
-        if not ladder.mirrors:
+        if not ladder.is_ours:
             try:
                 return ladder.address(tuple(digits), ladder.parse(address)[1])
             except AddressError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from kombu_binary_delay.errors import TopologyError
+from kombu_binary_delay.errors import AddressError, TopologyError
 from kombu_binary_delay.ladder.parts import Binding, Part
 
 
@@ -119,3 +119,21 @@ class Warn:
 Command: TypeAlias = Ensure | Look | AskType | AskTemporary | Unbind | Delete | Pause | Warn
 #: A generator of commands. It receives an answer for each; a refusal is thrown as TopologyError.
 Steps: TypeAlias = Generator[Command, Any, None]
+
+
+def log_refusals(steps: Steps, *, once: bool = False) -> Steps:
+    """Run steps; if the broker refuses one, warn and skip the rest.
+
+    :param once: as of :class:`Warn`.
+    """
+    try:
+        yield from steps
+    except (TopologyError, AddressError) as exc:
+        yield Warn(
+            f"delayed messages may not reach every destination that others reach: {exc}", once=once
+        )
+
+
+def names_in(part: Part) -> tuple[list[str], list[str]]:
+    """Return the names of the exchanges and the names of the queues of a part."""
+    return [exchange.name for exchange in part.exchanges], [queue.name for queue in part.queues]

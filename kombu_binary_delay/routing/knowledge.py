@@ -1,18 +1,17 @@
-"""The router's state: what one connection knows about the broker. Pure."""
+"""What one connection knows of the broker, and how far it is with what it makes there. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
-from kombu_binary_delay.errors import AddressError, TopologyError
-from kombu_binary_delay.ladder.parts import Binding, Part
 from kombu_binary_delay.ladder.topology import Topology
-from kombu_binary_delay.ladder.versions import can_have_type_told
 from kombu_binary_delay.settings import Settings
 
-from .commands import Delete, Ensure, Look, OutOfReachError, Pause, Steps, Warn
+from .commands import Pause, Steps, Warn
+from .exchange_types import ExchangeTypes
 
 #: How often to start again if the ladder is deleted while it is declared.
 ATTEMPTS = 3
@@ -21,45 +20,21 @@ ATTEMPTS = 3
 #: exchange is deleted: the binding is listed, another declaration changes nothing, and messages
 #: for it are parked.
 SETTLE = 0.5
+#: The interval, in microseconds, at which to check that what existed still exists.
+LOOK_AGAIN = 30_000_000
 
-#: The types of the exchanges that exist in every virtual host.
-_BUILT_IN: dict[str, str | None] = {
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-    "amq.topic": "topic",
-}
-
-
-class Bound(NamedTuple):
-    """A binding of the user's, from an exchange to a queue or another exchange."""
-
-    exchange: str
-    destination: str
-    key: str
-    to_queue: bool
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The exchanges at its ends."""
-        return (self.exchange,) if self.to_queue else (self.exchange, self.destination)
-
-
-# What can exist, besides the bindings of the user's (:class:`Bound`) and these two, is written as a
-# tuple that begins with its kind: its names are in `KINDS`. No classes: calling one for each
-# publish would take longer than the decision itself.
+# What can exist, besides the program's bindings (:class:`UserBinding`), is a tuple that begins with
+# its kind, and then has what is named beside the kind. A plan needs such facts, and `BINDINGS`. No
+# classes: calling one for each publish would take longer than the decision itself.
 
 #: What all levels need: the delivery exchanges and the parking queue.
 BASE = ("base",)
-#: The delivery side repeats everything that this connection has declared and bound.
-BINDINGS = ("bindings",)
-#: The repetition is in progress, and nothing was found to be missing since it began.
-REPEATING = ("repeating",)
 #: The exchange of a ladder that somebody else makes, to which a message is published.
 FIRST = "first"
 #: What the first message of a connection needs of the levels: lane, digits.
 PATH = "path"
+#: A need, and no fact: that this connection has repeated what it declared and bound.
+BINDINGS = ("bindings",)
 #: In the order of declaration: the levels after the delivery side, which shows whether a part of
 #: the topology is missing.
 KINDS = (
@@ -73,14 +48,37 @@ KINDS = (
 )
 
 
-class Bindings:
-    """The bindings that a connection made, in order."""
+class Repetition(Enum):
+    """How far this connection has repeated what it declared and bound, for delayed messages."""
+
+    NEEDED = "needed"
+    #: Nothing was found to be missing since it began.
+    UNDER_WAY = "under way"
+    DONE = "done"
+
+
+class UserBinding(NamedTuple):
+    """A binding that the program made, from an exchange to a queue or another exchange."""
+
+    exchange: str
+    destination: str
+    key: str
+    to_queue: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The exchanges at its ends."""
+        return (self.exchange,) if self.to_queue else (self.exchange, self.destination)
+
+
+class UserBindings:
+    """The bindings that a connection made, in order; those of mailboxes are left out."""
 
     def __init__(self) -> None:
-        self._all: dict[Bound, None] = {}
-        self._behind: dict[str, dict[Bound, None]] = {}
+        self._all: dict[UserBinding, None] = {}
+        self._behind: dict[str, dict[UserBinding, None]] = {}
 
-    def __iter__(self) -> Iterator[Bound]:
+    def __iter__(self) -> Iterator[UserBinding]:
         """Return an iterator over all of them."""
         return iter(self._all)
 
@@ -88,26 +86,46 @@ class Bindings:
         """Return how many there are."""
         return len(self._all)
 
-    def behind(self, exchange: str) -> Iterable[Bound]:
+    def behind(self, exchange: str) -> Iterable[UserBinding]:
         """Return those that lead from an exchange to another exchange."""
         return self._behind.get(exchange, ())
 
-    def add(self, bound: Bound) -> None:
+    def of_queue(self, queue: str) -> list[UserBinding]:
+        """Return those of a queue."""
+        return [
+            binding for binding in self._all if binding.to_queue and binding.destination == queue
+        ]
+
+    def add(self, binding: UserBinding) -> None:
         """Remember a binding."""
-        self._all[bound] = None
-        if not bound.to_queue:
-            self._behind.setdefault(bound.exchange, {})[bound] = None
+        self._all[binding] = None
+        if not binding.to_queue:
+            self._behind.setdefault(binding.exchange, {})[binding] = None
 
-    def discard(self, bound: Bound) -> None:
+    def discard(self, binding: UserBinding) -> None:
         """Forget a binding, if it is known."""
-        self._all.pop(bound, None)
-        behind = self._behind.get(bound.exchange, {})
-        behind.pop(bound, None)
+        self._all.pop(binding, None)
+        behind = self._behind.get(binding.exchange, {})
+        behind.pop(binding, None)
         if not behind:
-            self._behind.pop(bound.exchange, None)
+            self._behind.pop(binding.exchange, None)
 
 
-class Found(NamedTuple):
+@dataclass
+class KnownQueue:
+    """What a connection knows of a queue whose arguments it knows."""
+
+    #: Whether it rejects messages while it is full.
+    rejects: bool
+    #: Whether the broker deletes it when its last consumer leaves.
+    is_temporary: bool
+    #: Whether no other connection addresses it by its name.
+    is_mailbox: bool = False
+    #: Whether this connection may have created it.
+    may_be_new: bool = False
+
+
+class Findings(NamedTuple):
     """What a connection has found or declared, and the time of its last look."""
 
     looked: int
@@ -125,18 +143,18 @@ class Shared:
     def __init__(self) -> None:
         #: By the connection that has looked last. It is replaced and never changed, so threads and
         #: forks need no lock.
-        self.found: Found | None = None
+        self.findings: Findings | None = None
         #: How often one of them found that something was deleted, or deleted it.
         self.losses = 0
 
     def forget(self) -> None:
-        """Forget what was found, and what connections are finding: something of it is gone."""
+        """Forget the findings, and those that connections are making: something of it is gone."""
         self.losses += 1
-        self.found = None
+        self.findings = None
 
 
 class Knowledge:
-    """What one connection knows.
+    """The state of one connection's router.
 
     :param settings: of the transport.
     :param server: the properties that the broker sent when the connection opened.
@@ -151,161 +169,109 @@ class Knowledge:
         vhost: str = "/",
         shared: Shared | None = None,
     ) -> None:
-        self._settings, self._server, self._vhost = settings, server, vhost
-        self._shared = shared or Shared()
-        #: Whether the first message relies on what another connection has found. Then its publisher
-        #: waits until the broker has taken it.
-        self.relies_on_others = False
+        # -- what stays as it is while the connection lasts ------------------------------------
+        self.settings, self.server, self.vhost = settings, server, vhost
+        self.shared = shared or Shared()
         self.topology: Topology = settings.topology()
-        #: How a message of ours is read, whichever ladder this connection publishes to.
-        self._ours = (
-            self.topology if self.topology.mirrors else Topology(namespace=settings.namespace)
-        )
-        #: In milliseconds, for messages that do not say it themselves.
-        self.jitter = settings.jitter
-        self._declares = settings.declare != "never"
-        self._queue_per_delay = settings.queue_per_delay
-        self._ladders = self.topology.lanes(settings.lanes)
-        self._lanes = len(self._ladders)
-        self._keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
-        if self._keeps_urgent_apart:
-            self._ladders.append(self.topology.for_urgent())
-        #: The parts that are known to exist on the broker.
+        self.declares = settings.declare != "never"
+        #: The ladders that messages are published to: one for each lane, and then one for urgent
+        #: messages if ``keeps_urgent_apart``.
+        self.ladders = self.topology.lanes(settings.lanes)
+        self.keeps_urgent_apart = self.topology.keeps_urgent_apart(server)
+        if self.keeps_urgent_apart:
+            self.ladders.append(self.topology.for_urgent())
+
+        # -- facts of the broker ---------------------------------------------------------------
+        #: The parts that are known to exist, and the program's bindings that are repeated.
         self.existing: set[tuple[Any, ...]] = set()
-        #: The types of exchanges; None for one that delayed messages cannot reach.
-        self._types = dict(_BUILT_IN)
-        #: The exchanges whose types may have changed since, so they are asked for again.
-        self._doubted: set[str] = set()
-        #: Whether the queues that this connection declared reject messages while they are full.
-        self._refusing: dict[str, bool] = {}
-        #: The queues and bindings that this connection made, in order; mailboxes are left out.
-        self._queues: dict[str, None] = {}
-        self._bound = Bindings()
-        #: Those of them that could not be repeated, since a node was down.
-        self._unreached: set[Bound] = set()
-        #: The queues that the broker deletes when their last consumer leaves.
-        self._temporary: set[str] = set()
-        #: The queues that this connection may have created.
-        self._perhaps_new: set[str] = set()
-        #: The queues that no other connection addresses by their names.
-        self._mailboxes: set[str] = set()
-        self._heights: dict[int, int] = {}
-        #: The time of the last check that everything still exists, and the number of checks.
-        self._looked = 0
-        self._looks = 0
+        #: The highest known level of each lane.
+        self.heights: dict[int, int] = {}
+        #: By lane and digits, the delays that may have a queue of their own, and whether they do.
+        self.delays: dict[tuple[int, tuple[str, ...]], bool] = {}
+        self.exchanges = ExchangeTypes(vhost)
+        #: The queues whose arguments this connection knows.
+        self.queues: dict[str, KnownQueue] = {}
+        #: The queues that this connection declared, in order; mailboxes are left out.
+        self.declared: dict[str, None] = {}
+        self.bindings = UserBindings()
+
+        # -- what steers the flow --------------------------------------------------------------
+        #: The time of the last check that everything still exists, in microseconds; 0 before.
+        self.looked = 0
         #: Whether an existing level proves that everything below it exists.
-        self._trusts = True
-        #: Whether the parking queue could not be declared, since its node was down.
-        self._lacks_parking = False
+        self.trusts_levels = True
         #: Whether something was deleted, and nothing was declared since.
-        self._disturbed = False
+        self.is_disturbed = False
         #: How often something was found to be deleted.
-        self._losses = 0
+        self.losses = 0
         #: Whether this connection repeats what it has bound: not for its first delayed messages, if
         #: they are for queues and it does not consume.
-        self._repeats = False
-        self._published = 0
-        self._delays: dict[tuple[int, tuple[str, ...]], bool] = {}
+        self.repeats = False
+        self.repetition = Repetition.NEEDED
         #: The warnings about a queue or an exchange that does not exist.
-        self._warned: dict[str, set[str]] = {}
+        self.warned: dict[str, set[str]] = {}
 
     def lost(self) -> None:
         """Forget what exists: the broker has reported that something of ours is missing."""
         self.existing.clear()
+        self.repetition = Repetition.NEEDED
         # What was deleted may be the way to an exchange that another one has replaced.
-        self._doubted |= {each for each in self._types if self._can_ask(each)}
-        self._delays.clear()
-        self._trusts = False
-        self._disturbed = True
-        self._losses += 1
-        self._shared.forget()
+        self.exchanges.doubt()
+        self.delays.clear()
+        self.trusts_levels = False
+        self.is_disturbed = True
+        self.losses += 1
+        self.shared.forget()
 
-    def cut_off(self) -> None:
-        """Forget what connections share: the broker of one that broke may come back without it."""
-        self._shared.forget()
-
-    def _can_ask(self, exchange: str) -> bool:
-        """Whether the broker can be asked again for the type of an exchange."""
-        return exchange not in _BUILT_IN and can_have_type_told(exchange, self._vhost)
-
-    def _settle(self) -> Steps:
+    def settle(self) -> Steps:
         """Pause, once, after something was deleted."""
-        if self._disturbed:
+        if self.is_disturbed:
             yield Pause(SETTLE)
-            self._disturbed = False
+            self.is_disturbed = False
 
-    def _past_parking(self, command: Ensure | Look) -> Any:
-        """Do a command; without the parking queue if its node is down, as all else works without.
+    def warn_once(self, name: str, text: str) -> Steps:
+        """Warn about a queue or an exchange, once for each text until it is reached."""
+        texts = self.warned.setdefault(name, set())
+        if text not in texts:
+            texts.add(text)
+            yield Warn(text)
 
-        :returns: the answer.
+    def needs_relay(self, queue: str) -> bool:
+        """Whether a queue needs a relay, since it may reject messages.
+
+        That is so if it is declared with reject-publish, if the connection does not know its
+        arguments, or if it matches the setting ``relays``.
         """
-        if isinstance(command, Look) and self._lacks_parking:
-            return (yield self._but_parking(command))
-        try:
-            return (yield command)
-        except OutOfReachError as exc:
-            queues = command.queues if isinstance(command, Look) else names_of(command.part)[1]
-            if self.topology.parking not in queues:
-                raise
-            if isinstance(command, Ensure):
-                self._lacks_parking = True
-            answer = yield self._but_parking(command)
-            yield Warn(f"messages that should be parked can be lost: {exc}")
-            return answer
+        if not self.topology.can_have_relays:
+            return False
+        known = self.queues.get(queue)
+        if known is None or known.rejects:
+            return True
+        # What ends by itself would leave its relay behind.
+        ends = known.is_mailbox or known.is_temporary
+        return not ends and self.topology.wants_relay(queue, self.settings.relays)
 
-    def _but_parking(self, command: Ensure | Look) -> Ensure | Look:
-        """Return a command without the parking queue.
+    def exchange_behind(self, exchange: str, types: tuple[str, ...]) -> str | None:
+        """Return an exchange of some types that this connection has bound behind an exchange."""
+        ahead, seen = [exchange], set[str]()
+        while ahead:
+            source = ahead.pop()
+            if self.exchanges.types.get(source) in types:
+                return source
+            seen.add(source)
+            behind = (binding.destination for binding in self.bindings.behind(source))
+            ahead += [destination for destination in behind if destination not in seen]
+        return None
 
-        Also without its exchange, which proves to others that all of the base is whole.
-        """
-        parking = self.topology.parking
-        if isinstance(command, Ensure):
-            kept = tuple(each for each in command.part.exchanges if each.name != parking)
-            return replace(command, part=Part(kept))
-        exchanges, queues = (
-            tuple(each for each in names if each != parking)
-            for names in (command.exchanges, command.queues)
-        )
-        return replace(command, exchanges=exchanges, queues=queues)
-
-    def _look_at(self, heights: Mapping[int, int], base: Part) -> Look:
-        """Return the command that checks whether levels, and what they need, exist.
-
-        :param heights: the highest level of each lane.
-        """
-        exchanges, queues = names_of(base)
-        bindings: tuple[Binding, ...] = ()
-        for lane, height in heights.items():
-            ladder = self._ladders[lane]
-            for part in ladder.levels[: height + 1]:
-                exchanges += [each.name for each in part.exchanges]
-                queues += [each.name for each in part.queues]
-            bindings += ladder.unproven(height)
-            if self._queue_per_delay:
-                exchanges += names_of(ladder.direct_base)[0]
-                # A connection with fewer levels may have made the exchange anew.
-                bindings += ladder.direct_ways(height).bindings
-        return Look(tuple(exchanges), tuple(queues), bindings)
+    def facts_of(self, *kinds: str) -> list[tuple[Any, ...]]:
+        """Return what exists of some kinds that have one name, in order."""
+        # A binding of the program's is longer, and begins with an exchange, whatever its name is.
+        return sorted(fact for fact in self.existing if fact[0] in kinds and len(fact) == 2)
 
 
-def names_of(part: Part) -> tuple[list[str], list[str]]:
-    """Return the names of the exchanges and the names of the queues of a part."""
-    return [each.name for each in part.exchanges], [each.name for each in part.queues]
+def is_recent(looked: int, now: int) -> bool:
+    """Whether a check need not be made again yet; both times are in microseconds.
 
-
-def one(command: Delete) -> Steps:
-    """Yield one command."""
-    yield command
-
-
-def quietly(steps: Steps, *, once: bool = False) -> Steps:
-    """Run steps; if the broker refuses one, warn and skip the rest.
-
-    :param once: as of :class:`~kombu_binary_delay.routing.commands.Warn`.
+    A clock that was set back causes the check sooner, never later.
     """
-    try:
-        yield from steps
-    except (TopologyError, AddressError) as exc:
-        yield Warn(
-            f"delayed messages may not reach every destination that others reach: {exc}", once=once
-        )
+    return 0 <= now - looked < LOOK_AGAIN

@@ -105,7 +105,7 @@ def unlooked(monkeypatch):
 
     So only the broker's refusal of a publish tells it.
     """
-    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", sys.maxsize)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", sys.maxsize)
 
 
 @pytest.fixture(params=[False, True], ids=["no-confirm", "confirm"])

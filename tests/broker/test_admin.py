@@ -939,7 +939,7 @@ def test_names_with_slashes_are_asked_for_as_they_are(broker, small):
     ids=str,
 )
 def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more):
-    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 10**15)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 10**15)
     settings = {**SMALL, **more, "queue_type": small.queue_type}
     connection = connect(binary_delay=settings)
     queue = Queue("mail")(connection.channel())

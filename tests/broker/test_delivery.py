@@ -302,7 +302,7 @@ def needs_a_queue(publisher):
 
 
 def needs_a_look(publisher):
-    publisher.connection.delay_mechanism.router._looked = 1  # noqa: SLF001 - long ago
+    publisher.connection.delay_mechanism.router.known.looked = 1  # long ago
     return "warm", {}
 
 
@@ -391,7 +391,7 @@ def test_in_an_alarm_a_publish_waits_for_what_the_delay_needs(connect, own_broke
     with own_broker.alarm():
         # The broker sees that this connection publishes.
         publish(connection, "m", key="q")
-        inner.delay_mechanism.router._looked = 1  # noqa: SLF001 - long ago
+        inner.delay_mechanism.router.known.looked = 1  # long ago
         publisher.start()
         wait_until(lambda: inner.is_blocked)
         publisher.join(3 * limit)
@@ -465,14 +465,13 @@ def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect
 def test_a_queue_that_goes_with_its_last_consumer_is_forgotten_with_it(connect):
     """A program may make one for each request."""
     connection = connect()
-    channel, router = connection.default_channel, connection.connection.delay_mechanism.router
+    channel, known = connection.default_channel, connection.connection.delay_mechanism.router.known
     declare(connection, Queue("mail"))
     channel.basic_consume("mail", callback=print)
 
-    def known():
+    def sizes_now():
         return [
-            len(each)
-            for each in (router.existing, router._bound, router._refusing, router._queues)  # noqa: SLF001
+            len(part) for part in (known.existing, known.bindings, known.queues, known.declared)
         ]
 
     sizes = []
@@ -480,11 +479,11 @@ def test_a_queue_that_goes_with_its_last_consumer_is_forgotten_with_it(connect):
         queue = channel.queue_declare(name, exclusive=not name, auto_delete=True).queue
         channel.queue_bind(queue, "amq.topic", "a")
         first, last = (channel.basic_consume(queue, callback=print) for _ in range(2))
-        sizes.append(known())
+        sizes.append(sizes_now())
         channel.basic_cancel(first)
-        assert known() == sizes[-1]
+        assert sizes_now() == sizes[-1]
         channel.basic_cancel(last)
 
     assert sizes[0] == sizes[2]
     assert sizes[1] == sizes[3]
-    assert all(gone < there for gone, there in zip(known(), sizes[1], strict=True))
+    assert all(gone < there for gone, there in zip(sizes_now(), sizes[1], strict=True))

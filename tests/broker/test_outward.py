@@ -73,7 +73,7 @@ def test_nothing_is_declared_until_the_first_delayed_publish_and_then_no_higher_
 
 
 def test_a_publish_in_the_steady_state_costs_no_call_besides_itself(connect, monkeypatch):
-    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 10**15)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 10**15)
     connection = connect()
     Queue("q", channel=connection.default_channel).declare()
     producer = Producer(connection.default_channel)
@@ -226,7 +226,7 @@ def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
         producer.publish("before", routing_key="q", headers={"x-delay": 8125}, declare=[queue])
         # Messages enter by other exchanges, so no publish is refused.
         connect("amqp").default_channel.exchange_delete(topology.level_name(1))
-        monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 0)
+        monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
         producer.publish("after", routing_key="q", headers={"x-delay": 125})
 
     assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
@@ -255,7 +255,7 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
     connect, vhost, monkeypatch, publishes
 ):
     """The publisher at the next publish after half a minute, the consumer after half a minute."""
-    monkeypatch.setattr("kombu_binary_delay.routing.router.LOOK_AGAIN", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
     monkeypatch.setattr("kombu_binary_delay.routing.knowledge.SETTLE", 0)
     connection = connect(binary_delay={"radix": 2})
     inner, channel = connection.connection, connection.default_channel
@@ -830,16 +830,16 @@ def test_queues_that_end_with_their_channel_are_forgotten(connect):
     )
     router = connection.connection.delay_mechanism.router
     connection.default_channel.basic_get("q")
-    before = set(router.existing)
+    before = set(router.known.existing)
     for _ in range(3):
         channel = connection.channel()
         name = channel.queue_declare("", exclusive=True).queue
         channel.queue_bind(name, "amq.topic", "k")
         channel.basic_consume(name)
         channel.close()
-    mirror = {each for each in router.existing if each[0] == "mirror"}
-    assert set(router.existing) - mirror == before
-    assert not router._bound  # noqa: SLF001 - nothing else shows what is kept
+    mirror = {each for each in router.known.existing if each[0] == "mirror"}
+    assert set(router.known.existing) - mirror == before
+    assert not router.known.bindings
 
 
 @pytest.mark.parametrize("ends", ["closed by an error", "cancelled by the broker", "refused"])

@@ -87,7 +87,7 @@ def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, se
         last = dict(queue.arguments)["x-dead-letter-exchange"]
     theirs = ladder_of_exchange(last, ours)
     assert theirs
-    assert theirs == (ours if ladder.mirrors else ladder)
+    assert theirs == (ours if ladder.is_ours else ladder)
     assert theirs.destination(key) == Destination("", "q")
 
 

@@ -320,7 +320,7 @@ def test_a_queues_ttl_is_its_wait_and_what_a_quorum_queue_cuts_off(topology, mor
         for weight, radix in zip(weights, radices, strict=True)
         for digit in range(1, radix)
     ]
-    if topology.mirrors:
+    if topology.is_ours:
         direct = topology.direct_queue(topology.ladder.digits(topology.ladder.tick))
         part, waits = part + direct, [*waits, topology.ladder.tick]
 

@@ -74,8 +74,10 @@ def test_what_is_deleted_is_back_at_the_next_look_of_who_made_it(broker, setting
     declare(connection)
     wanted, whole = reached(connection), state(broker)
     ladder = connection.topology
-    named = {each.name for part in (ladder.base, *ladder.levels) for each in part.queues}
-    named |= {each.name for part in (ladder.base, *ladder.levels) for each in part.exchanges}
+    named = {queue.name for part in (ladder.base, *ladder.levels) for queue in part.queues}
+    named |= {
+        exchange.name for part in (ladder.base, *ladder.levels) for exchange in part.exchanges
+    }
     # A clock that is set back is no reason to look later.
     for (kind, name), back in zip(parts(broker, ladder), cycle((1, -1)), strict=False):
         delete(broker, kind, name)
@@ -112,8 +114,8 @@ def test_what_is_deleted_is_back_when_who_consumes_and_who_publishes_have_looked
     wanted, whole = reached(publisher), state(broker)
     for kind, name in parts(broker, publisher.topology):
         delete(broker, kind, name)
-        for each in (consumer, publisher):
-            each.now += LOOK_AGAIN
+        for connection in (consumer, publisher):
+            connection.now += LOOK_AGAIN
 
         if first == "consumer":
             consumer.look()
@@ -126,19 +128,19 @@ def test_what_is_deleted_is_back_when_who_consumes_and_who_publishes_have_looked
 
 def test_two_who_bind_different_queues_both_get_messages_after_the_mirror_was_deleted(broker):
     owners = [Connection(broker) for _ in range(2)]
-    for number, each in enumerate(owners):
-        each.exchange("x", "fanout")
-        each.queue(f"q{number}")
-        each.bind(f"q{number}", "x", "")
-        each.consume()
+    for number, owner in enumerate(owners):
+        owner.exchange("x", "fanout")
+        owner.queue(f"q{number}")
+        owner.bind(f"q{number}", "x", "")
+        owner.consume()
     publisher = Connection(broker)
     wanted = publisher.reached("", "x")
     assert wanted == ["q0", "q1"]
     broker.delete_exchange(publisher.topology.mirror_name("x"))
 
-    for each in owners:
-        each.now += LOOK_AGAIN
-        each.look()
+    for owner in owners:
+        owner.now += LOOK_AGAIN
+        owner.look()
 
     assert publisher.reached("", "x") == wanted
 
@@ -149,11 +151,11 @@ def test_a_look_changes_nothing_where_all_is_there(broker):
     knows.exchange("x", "topic")
     knows.queue("q")
     binds.exchange("x", "topic")
-    for each in (knows, binds):
-        each.bind("q", "x", "k")
-        each.consume()
-    for each in (knows, binds) * 3:
-        each.now += LOOK_AGAIN
-        each.look()
+    for connection in (knows, binds):
+        connection.bind("q", "x", "k")
+        connection.consume()
+    for connection in (knows, binds) * 3:
+        connection.now += LOOK_AGAIN
+        connection.look()
 
         assert knows.reached("k", "x") == ["q"]

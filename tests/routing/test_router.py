@@ -79,7 +79,7 @@ class Connection:
         _, plan = self.publish(key, exchange, delay)
         headers = plan.properties["application_headers"]
         return sorted(
-            each.queue for each in self.broker.follow(plan.exchange, [plan.routing_key], headers)
+            rest.queue for rest in self.broker.follow(plan.exchange, [plan.routing_key], headers)
         )
 
     def run(self, steps):
@@ -118,10 +118,10 @@ def test_a_warm_publish_needs_nothing(broker):
 
 def test_to_plan_changes_nothing_that_is_known(broker):
     connection = Connection(broker)
-    known = set(connection.router.existing)
+    known = set(connection.router.known.existing)
     message: Any = ({}, NOW + SECOND, Destination("", "q"), NOW)
     assert connection.router.publish(*message) == connection.router.publish(*message)
-    assert connection.router.existing == known
+    assert connection.router.known.existing == known
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_queue_that_is_not_known_leaves_a_relay_behind_only_if_it_has_to(
         connection.now += LOOK_AGAIN
 
     assert relays(broker) == ([connection.topology.queue_relay_name("q")] if by_relay else [])
-    asked = [each for each in broker.commands if isinstance(each, AskTemporary)]
+    asked = [command for command in broker.commands if isinstance(command, AskTemporary)]
     # Again only where no relay shows that it is of no use.
     assert len(asked) == times
 
@@ -203,7 +203,7 @@ def test_what_may_not_answer_as_rabbitmq_does_is_not_asked(broker, server, queue
     broker.declare(Part(queues=(Queue(queue, (EXPIRES,)),)))
     connection = Connection(broker, server, queue_type="quorum")
     assert connection.reached(queue) == [queue]
-    asked = [each for each in broker.commands if isinstance(each, AskTemporary)]
+    asked = [command for command in broker.commands if isinstance(command, AskTemporary)]
     assert len(asked) == (server == SERVER and queue.isascii())
 
 
@@ -299,7 +299,7 @@ def test_a_level_whose_node_is_down_is_not_taken_for_deleted(broker):
     broker.out_of_reach.clear()
 
     assert connection.reached() == ["q"]
-    assert not [each for each in broker.commands if isinstance(each, Pause)]
+    assert not [command for command in broker.commands if isinstance(command, Pause)]
 
 
 def test_a_parking_queue_whose_node_is_down_keeps_nobody_from_the_rest(broker):
@@ -317,7 +317,7 @@ def test_a_parking_queue_whose_node_is_down_keeps_nobody_from_the_rest(broker):
 
     assert first.reached("a.b", "x") == ["q"]
     assert second.reached("b.b", "x") == ["late"]
-    assert {each.split(":")[0] for each in broker.warnings} == {
+    assert {warning.split(":")[0] for warning in broker.warnings} == {
         "messages that should be parked can be lost"
     }
 
@@ -348,7 +348,9 @@ def test_a_binding_to_a_queue_whose_node_is_down_is_repeated_at_the_look_after_i
     assert connection.reached("a.b", "x") == ["other"]
     connection.now += LOOK_AGAIN
     assert connection.reached("a.b", "x") == ["other"]
-    assert len([each for each in broker.warnings if "'q' until it can be bound" in each]) == 1
+    assert (
+        len([warning for warning in broker.warnings if "'q' until it can be bound" in warning]) == 1
+    )
     broker.out_of_reach.clear()
     connection.now += LOOK_AGAIN
 
@@ -373,8 +375,8 @@ def test_a_parking_exchange_made_while_its_queue_is_down_is_whole_after_its_retu
     broker.out_of_reach.clear()
     connection.now += LOOK_AGAIN
 
-    for each in (connection, Connection(broker, queue_type=queue_type)):
-        assert each.reached("nowhere") == [parking]
+    for publisher in (connection, Connection(broker, queue_type=queue_type)):
+        assert publisher.reached("nowhere") == [parking]
 
 
 def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
@@ -385,7 +387,7 @@ def test_a_look_that_finds_all_declares_nothing_of_the_ladder(broker):
 
     done, _ = connection.publish()
 
-    assert [type(each) for each in done] == [Look, Look]
+    assert [type(command) for command in done] == [Look, Look]
     assert connection.topology.delivery in {way.destination for way in done[0].bindings}
     assert done[1] == Look(bindings=connection.topology.to_queue("q").bindings)
 
@@ -399,9 +401,11 @@ def test_a_new_connection_asks_whether_the_levels_exist_and_trusts_the_answer(br
     done, _ = second.publish(delay=60 * SECOND)
 
     assert not [
-        each
-        for each in done
-        if isinstance(each, Ensure) and each.part.queues and (each.part != second.topology.base)
+        command
+        for command in done
+        if isinstance(command, Ensure)
+        and command.part.queues
+        and (command.part != second.topology.base)
     ]
 
 
@@ -434,7 +438,9 @@ def test_an_exchange_that_nobody_here_declared_is_asked_for_its_type_once(broker
     for _ in range(2):
         done, _ = publisher.publish("k", "h")
     assert not done
-    assert [each for each in broker.commands if isinstance(each, AskType)] == [AskType("h")]
+    assert [command for command in broker.commands if isinstance(command, AskType)] == [
+        AskType("h")
+    ]
     assert publisher.topology.exchange_relay_name("h") in broker.queues
 
 
@@ -516,7 +522,7 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
 
     done = connection.run(connection.router.unbound("x", "q", "k", to_queue=True))
 
-    assert len([each for each in done if isinstance(each, Unbind)]) == 2
+    assert len([command for command in done if isinstance(command, Unbind)]) == 2
     assert connection.reached("k", "x") == [connection.topology.parking]
 
 
@@ -594,11 +600,11 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
     connection.queue("images")
     connection.queue("orders")
 
-    found = connection.router.received(exchange, key, {"application_headers": {}}, "images")
+    delivery = connection.router.received(exchange, key, {"application_headers": {}}, "images")
 
-    assert found is not None
-    assert found.destination == ("", "images")
-    assert connection.reached(*reversed(found.destination)) == ["images"]
+    assert delivery is not None
+    assert delivery.destination == ("", "images")
+    assert connection.reached(*reversed(delivery.destination)) == ["images"]
 
 
 @pytest.mark.parametrize("exchange", ["other.v2.delivery", "other.v2-125ms-2x31.level-00"])
@@ -608,12 +614,12 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
     connection = Connection(broker)
     headers = {"x-binary-delay": {"due": 1}}
 
-    found = connection.router.received(
+    delivery = connection.router.received(
         exchange, "01.@..q", {"application_headers": headers}, "elsewhere"
     )
 
-    assert found is not None
-    assert (found.destination, found.properties["application_headers"]) == (("", "q"), {})
+    assert delivery is not None
+    assert (delivery.destination, delivery.properties["application_headers"]) == (("", "q"), {})
 
 
 def test_what_came_by_no_ladder_is_left_as_it_is(broker):
@@ -666,24 +672,24 @@ def test_a_dead_letter_of_what_came_by_a_foreign_ladder_is_as_it_was_published(b
     headers = {**plan.properties["application_headers"], "x-death": [mine, passed]}
     properties = {**plan.properties, "application_headers": headers}
 
-    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
 
-    assert found is not None
-    assert found.destination == Destination("dlx", "orders")
-    assert found.properties["application_headers"] == {"mine": 1, "x-death": [mine]}
+    assert delivery is not None
+    assert delivery.destination == Destination("dlx", "orders")
+    assert delivery.properties["application_headers"] == {"mine": 1, "x-death": [mine]}
 
 
 @pytest.mark.parametrize("ladder", ["celery", "nservicebus"])
 def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladder):
     ours, theirs = Connection(broker), Connection(broker, foreign_ladder=ladder)
-    for exchange, found in (
+    for exchange, published in (
         (ours.topology.delivery, Destination("", "orders")),
         ("events", Destination("events", "orders")),
     ):
-        _, plan = ours.publish("orders", found.exchange)
+        _, plan = ours.publish("orders", published.exchange)
         got = theirs.router.received(exchange, plan.routing_key, plan.properties, "orders")
         assert got is not None
-        assert (got.destination, got.properties["application_headers"]) == (found, {})
+        assert (got.destination, got.properties["application_headers"]) == (published, {})
 
 
 @pytest.mark.parametrize("name", ["q" * 254, "orders.*", "#"])
@@ -695,7 +701,7 @@ def test_a_queue_that_a_foreign_ladder_cannot_lead_to_is_named_and_does_not_end_
     connection.queue(name)
     connection.consume()
 
-    assert [each for each in broker.warnings if repr(name) in each]
+    assert [warning for warning in broker.warnings if repr(name) in warning]
     assert connection.reached("orders.eu") == ["orders.eu"]
     with pytest.raises(AddressError):
         connection.publish(name)
@@ -713,7 +719,7 @@ def test_no_relay_is_looked_for_where_none_is_made(broker, kind):
     connection.now += LOOK_AGAIN
     done, _ = connection.publish("q")
 
-    assert not [each for each in done if isinstance(each, Pause)]
+    assert not [command for command in done if isinstance(command, Pause)]
 
 
 @pytest.mark.parametrize("is_down", [False, True])
@@ -727,7 +733,7 @@ def test_a_copy_for_a_queue_that_cannot_be_bound_is_not_promised(broker, is_down
     first, _ = connection.publish("late")
     second, _ = connection.publish("q", application_headers={"CC": ["late"]})
 
-    parked, dropped = (each.text for each in first + second if isinstance(each, Warn))
+    parked, dropped = (command.text for command in first + second if isinstance(command, Warn))
     assert "are parked" in parked
     assert "may not reach this one" in dropped
 
@@ -759,7 +765,9 @@ def test_a_headers_exchange_beside_the_way_of_a_message_is_warned_of_and_refuses
     connection.bind_exchange("f", "h", "")
     connection.bind_exchange("d", "f", "")
     assert connection.reached("mine", "x") == ["q"]
-    assert ["does not reach what is bound to 'd'" in each for each in broker.warnings] == [True]
+    assert ["does not reach what is bound to 'd'" in warning for warning in broker.warnings] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"declare": "never"}], ids=str)
@@ -808,10 +816,10 @@ def test_the_deaths_of_what_was_put_off_have_the_key_of_the_publish(broker):
     headers = {**headers, HEADER: packed, "x-death": [waited, mine]}
     properties = {**plan.properties, "application_headers": headers}
 
-    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
 
-    assert found is not None
-    assert found.properties["application_headers"]["x-death"] == [
+    assert delivery is not None
+    assert delivery.properties["application_headers"]["x-death"] == [
         {**waited, "routing-keys": ["new"]},
         {**mine, "exchange": "orders", "routing-keys": ["new"]},
     ]
@@ -846,11 +854,11 @@ def test_the_deaths_behind_the_ladder_have_the_names_of_the_publish(broker):
     }
     properties = {**plan.properties, "application_headers": {**headers, **deaths}}
 
-    found = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
 
     named = {**mine, "exchange": "orders", "routing-keys": ["new", "copy"]}
-    assert found is not None
-    assert found.properties["application_headers"] == {
+    assert delivery is not None
+    assert delivery.properties["application_headers"] == {
         "CC": ["copy"],
         "x-death": [named, {**waited, "routing-keys": ["new"]}, named, earlier],
         "x-last-death-exchange": "orders",

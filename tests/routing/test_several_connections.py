@@ -13,10 +13,11 @@ from kombu_binary_delay import Settings
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.parts import Binding, Part, Queue
 from kombu_binary_delay.publishing.way_out import WayOut
+from kombu_binary_delay.routing.checks import MAX_RENEWED
 from kombu_binary_delay.routing.commands import Ensure, Look, Unbind
-from kombu_binary_delay.routing.delivery_side import MAX_AT_ONCE
 from kombu_binary_delay.routing.knowledge import Shared
-from kombu_binary_delay.routing.router import LOOK_AGAIN, MAX_RENEWED, Router
+from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
+from kombu_binary_delay.routing.routes import MAX_AT_ONCE
 from tests.routing.test_router import NOW, SECOND, SERVER, Connection, relays
 from tests.simulated_broker import SimulatedBroker
 
@@ -60,28 +61,31 @@ def test_a_binding_of_an_exchange_named_as_a_kind_of_ours_is_not_taken_for_that(
     connection.now += LOOK_AGAIN
     done, _ = connection.publish("k", "mirror")
     led = {
-        way.destination for each in done if isinstance(each, Ensure) for way in each.part.bindings
+        way.destination
+        for command in done
+        if isinstance(command, Ensure)
+        for way in command.part.bindings
     }
     topology = connection.topology
     assert led == {topology.mirror_name("mirror"), "q"}
-    (look,) = (each for each in done if isinstance(each, Look) and each.bindings)
+    (look,) = (command for command in done if isinstance(command, Look) and command.bindings)
     assert topology.delivery in {way.destination for way in look.bindings}
 
 
 def test_a_mirror_that_was_deleted_is_never_made_again_without_its_bindings(broker):
     """Given: a connection that has not delayed anything yet, so it has not looked."""
     owner, late = Connection(broker), Connection(broker)
-    for each, queue in ((owner, "q"), (late, "r")):
-        each.exchange("x", "topic")
-        each.queue(queue)
-        each.bind(queue, "x", "k")
-        each.consume()
+    for connection, queue in ((owner, "q"), (late, "r")):
+        connection.exchange("x", "topic")
+        connection.queue(queue)
+        connection.bind(queue, "x", "k")
+        connection.consume()
     owner.publish("k", "x")
     broker.delete_exchange(owner.topology.mirror_name("x"))
     late.publish("r")
-    for each in (owner, late):
-        each.now += LOOK_AGAIN
-        each.publish("k", "x")
+    for connection in (owner, late):
+        connection.now += LOOK_AGAIN
+        connection.publish("k", "x")
     assert owner.reached("k", "x") == ["q", "r"]
 
 
@@ -101,7 +105,7 @@ def test_every_queue_of_a_message_with_further_keys_gets_it_once(broker, refusin
         packed = plan.properties["application_headers"]
         keys = [plan.routing_key, *packed["CC"]]
         rests = broker.follow(plan.exchange, keys, packed)
-        assert sorted(each.queue for each in rests) == ["a", "b", "c"]
+        assert sorted(rest.queue for rest in rests) == ["a", "b", "c"]
 
 
 def test_two_programs_that_bind_a_queue_at_once_leave_a_way_to_it(broker):
@@ -138,7 +142,9 @@ def test_a_mailbox_that_is_bound_has_no_relay_left_behind(broker):
     assert connection.reached("", "amq.fanout") == ["amq.gen-1"]
     assert relays(broker) == []
     # Nobody else addresses it.
-    assert not [each for each in broker.bindings if each.source == connection.topology.to_queues]
+    assert not [
+        binding for binding in broker.bindings if binding.source == connection.topology.to_queues
+    ]
 
 
 def test_a_connection_that_binds_nothing_notices_what_is_deleted_of_the_levels(broker):
@@ -154,7 +160,7 @@ def test_a_connection_that_binds_nothing_notices_what_is_deleted_of_the_levels(b
     topology = publisher.topology
     levels = topology.levels[: len(topology.ladder.digits(60_000))]
     parts = topology.base + sum(levels[1:], levels[0])
-    for name in (each.name for each in parts.queues):
+    for name in (queue.name for queue in parts.queues):
         broker.delete_queue(name)
         publisher.now += LOOK_AGAIN
 
@@ -173,9 +179,9 @@ def test_the_ways_to_many_queues_are_declared_again_a_few_after_each_look(broker
     for _ in range(3):
         connection.now += LOOK_AGAIN
         done = [command for name in names for command in connection.publish(name)[0]]
-        made = [each.part if isinstance(each, Ensure) else each for each in done]
-        ways = [way.destination for each in made for way in each.bindings]
-        renewed = [each for each in ways if each in names]
+        made = [command.part if isinstance(command, Ensure) else command for command in done]
+        ways = [way.destination for part in made for way in part.bindings]
+        renewed = [way for way in ways if way in names]
         assert len(renewed) <= MAX_RENEWED
         again += renewed
 
@@ -199,11 +205,11 @@ def test_what_only_the_first_message_passed_is_looked_at_again(broker):
 
 def test_the_ways_past_direct_queues_are_whole_though_one_with_fewer_levels_made_them_again(broker):
     high, low = (Connection(broker, queue_per_delay=True) for _ in range(2))
-    for each, seconds in ((high, 3600), (low, 1)):
-        each.queue("q")
+    for connection, seconds in ((high, 3600), (low, 1)):
+        connection.queue("q")
         for _ in range(2):
-            each.publish(delay=seconds * SECOND)
-            each.now += LOOK_AGAIN
+            connection.publish(delay=seconds * SECOND)
+            connection.now += LOOK_AGAIN
     broker.delete_exchange(high.topology.direct_fallback)
     assert low.reached(delay=SECOND) == ["q"]
 
@@ -267,7 +273,7 @@ def test_an_exchange_that_another_connection_has_deleted_is_not_led_to_again(bro
     topology = owner.topology
     assert topology.mirror_name(gone) not in broker.exchanges
     rests = broker.follow(waiting.exchange, [waiting.routing_key], {})
-    assert [each.queue for each in rests] == [topology.parking]
+    assert [rest.queue for rest in rests] == [topology.parking]
     assert owner.reached("q") == ["q"]
 
 
@@ -414,11 +420,11 @@ class CutOff(SimulatedBroker):
 
     left = -1
 
-    def declare_one(self, each):
+    def declare_one(self, part):
         if self.left == 0:
             raise ConnectionError
         self.left -= 1
-        return super().declare_one(each)
+        return super().declare_one(part)
 
 
 @pytest.mark.parametrize(
@@ -500,9 +506,9 @@ def test_a_new_connection_notices_whatever_its_message_needs_and_looks_at_little
 
     assert arrives(connected()) == ("q", seconds)
     done, _ = connected().publish(delay=delay, **properties)
-    (look,) = [each for each in done if isinstance(each, Look)]
+    (look,) = [command for command in done if isinstance(command, Look)]
     assert len([*look.exchanges, *look.queues, *look.bindings]) <= 25
-    assert [type(each) for each in done if not isinstance(each, Look)] in ([], [Ensure])
+    assert [type(command) for command in done if not isinstance(command, Look)] in ([], [Ensure])
     # An exchange and its queue have one name.
     for kind, names in (("exchange", look.exchanges), ("queue", look.queues)):
         for name in names:
@@ -563,8 +569,8 @@ def test_the_first_message_of_a_program_waits_three_times_at_most_where_all_exis
             connection.exchange(kind, kind)
         return connection
 
-    for each in ("all", knows):
-        program(each).publish(*place, delay=3600 * SECOND, **properties)
+    for who in ("all", knows):
+        program(who).publish(*place, delay=3600 * SECOND, **properties)
     before = state(broker)
 
     done, plan = program(knows).publish(*place, delay=61 * SECOND, **properties)
@@ -573,7 +579,7 @@ def test_the_first_message_of_a_program_waits_three_times_at_most_where_all_exis
     assert len(done) <= 3
     headers = plan.properties["application_headers"]
     rests = broker.follow(plan.exchange, [plan.routing_key], headers)
-    assert [each.queue for each in rests] == ["q"]
+    assert [rest.queue for rest in rests] == ["q"]
     assert state(broker) == before
 
 
@@ -618,14 +624,18 @@ def test_a_new_connection_notices_what_is_missing_of_the_way_by_an_exchange(brok
         broker.delete_queue(topology.queue_relay_name("q"))
     else:
         mirror = topology.mirror_name("topic")
-        for each in [each for each in broker.bindings if mirror in (each.source, each.destination)]:
-            del broker.bindings[each]
+        for binding in [
+            binding
+            for binding in broker.bindings
+            if mirror in (binding.source, binding.destination)
+        ]:
+            del broker.bindings[binding]
 
     reached = connection.reached("k", "topic")
 
     assert reached == ([topology.parking] if gone == "queue" else ["q"])
     # The mirror of an exchange that another program has deleted stays.
-    assert [each for each in broker.warnings if "'topic' does not exist" in each] == (
+    assert [warning for warning in broker.warnings if "'topic' does not exist" in warning] == (
         broker.warnings if gone == "exchange" else []
     )
 
@@ -634,8 +644,8 @@ def test_a_new_connection_notices_what_is_missing_of_the_way_by_an_exchange(brok
 def test_a_new_connection_removes_the_other_ways_that_earlier_bindings_have_left(broker, overflow):
     """One of the queue, and one of a headers exchange that had the name."""
     first, second = Connection(broker), Connection(broker)
-    for each in (first, second):
-        declares(each, "topic", x_overflow=overflow)
+    for connection in (first, second):
+        declares(connection, "topic", x_overflow=overflow)
     first.publish("k", "topic")
     topology = first.topology
     other = "q" if overflow == "reject-publish" else topology.queue_relay_name("q")
@@ -652,8 +662,8 @@ def test_a_connection_repeats_its_bindings_when_it_does_more_than_send_one_messa
     broker, begins
 ):
     owner, other = Connection(broker), Connection(broker)
-    for each in (owner, other):
-        each.exchange("x", "topic")
+    for connection in (owner, other):
+        connection.exchange("x", "topic")
     owner.queue("q")
     owner.bind("q", "x", "a.*")
     owner.publish("q")
@@ -700,7 +710,7 @@ def test_a_connection_asks_nothing_that_another_of_its_process_found_within_half
     process = OfOneProcess(broker)
     done = [process.connect().publish(delay=seconds * SECOND)[0] for seconds in (60, 61, 62, 3601)]
     # What the first message passes; all levels below; and nothing, as long as these are enough.
-    assert [len(each) for each in done] == [1, 1, 0, 1]
+    assert [len(commands) for commands in done] == [1, 1, 0, 1]
     assert process.connect().router.relies_on_others is False
 
     connection = process.connect()

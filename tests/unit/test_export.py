@@ -32,7 +32,7 @@ def part_of(topology: Topology) -> Part:
     """The ladder with ways to a plain queue, to a strange one, and to exchanges."""
     part = topology.whole + topology.to_queue("mail") + topology.to_queue(STRANGE)
     part += Part(queues=(Queue("bare", ()), Queue("one", (("x-single-active-consumer", True),))))
-    if not topology.mirrors:
+    if not topology.is_ours:
         return part
     part += topology.exchange_relay("my.headers") + topology.mirror(STRANGE)
     bindings = topology.mirror_bindings(STRANGE, "topic", "mail", "#.a.*", to_queue=True)

@@ -105,12 +105,12 @@ def test_every_query_is_promql(topology):
 def test_the_queries_are_about_these_queues_and_no_others(topology):
     asked = names(topology)
     ladders = [topology]
-    if topology.mirrors:
+    if topology.is_ours:
         ladders = [topology, *topology.lanes(3), topology.for_urgent()]
     queues = {queue.name for each in ladders for part in each.levels for queue in part.queues}
     ways_in = {one.name for each in ladders for part in each.levels for one in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
-    if topology.mirrors:
+    if topology.is_ours:
         direct = [each.direct_queue(each.ladder.digits(each.ladder.maximum)) for each in ladders]
         queues |= {queue.name for part in direct for queue in part.queues}
         ways_in |= {each.direct for each in ladders}

@@ -295,7 +295,7 @@ def level_at(topology: Topology, delay: float, passed: float) -> str | None:
         passed -= value * ladder.weights[-1 - height]
         if passed < 0:
             name = topology.level_name(height)
-            return f"{name}.{digit}" if topology.mirrors else name
+            return f"{name}.{digit}" if topology.is_ours else name
     return None
 
 

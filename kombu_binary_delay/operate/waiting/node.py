@@ -237,7 +237,7 @@ class NodeReader:
     def _rest(self, source: Source, key: str) -> int:
         """Return the rest of a message's wait after this queue, in milliseconds."""
         topology = source.topology
-        if topology is None or not source.level or not topology.mirrors:
+        if topology is None or not source.level or not topology.is_ours:
             return 0
         lower = key.split(".", source.level)[: source.level]
         return topology.ladder.delay(tuple(reversed(lower)))
