@@ -22,7 +22,7 @@ from kombu_binary_delay.ladder.delay import TASK, due_time
 from kombu_binary_delay.ladder.envelope import carried, due_in, published_as
 from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.operate import judge_of
-from kombu_binary_delay.routing import router
+from kombu_binary_delay.routing import knowledge
 from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
@@ -82,7 +82,7 @@ class Delayed:
 
             stack.enter_context(patch.object(amqp.Connection, "Transport", connect))
             # Nobody else deletes parts of this broker, and half a minute passes in each step.
-            stack.enter_context(patch.object(router, "LOOK_AGAIN", sys.maxsize))
+            stack.enter_context(patch.object(knowledge, "LOOK_AGAIN", sys.maxsize))
             stack.enter_context(patch.object(transport, "LOOK_EVERY", math.inf))
             _current.append(self)
             stack.callback(_current.remove, self)
