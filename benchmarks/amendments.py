@@ -328,8 +328,8 @@ def _revokes(broker: Broker, scale: Scale) -> dict[str, Row]:
 
 def _rate(function: Callable[[Any], object], arguments: list[Any]) -> float:
     start = time.perf_counter()
-    for each in arguments:
-        function(each)
+    for argument in arguments:
+        function(argument)
     return len(arguments) / (time.perf_counter() - start)
 
 

@@ -81,7 +81,7 @@ def _look(cluster: Cluster, vhost: VHost, some: int) -> Row:
     """Release some messages, and weigh the nodes that run."""
     row = delay_four_seconds(vhost, some)
     running = [node for node in cluster if node.is_running]
-    row["waiting"] = sum(vhost.waiting(*(each["name"] for each in vhost.queues())).values())
+    row["waiting"] = sum(vhost.waiting(*(queue["name"] for queue in vhost.queues())).values())
     row["memory_of_all"] = sum(map(broker_memory, running))
     row["disk_of_all"] = sum(disk(node.folder) for node in running)
     say(f"cluster {row}")

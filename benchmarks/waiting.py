@@ -142,7 +142,7 @@ def publish_many(vhost: VHost, count: int, most: int) -> None:
     shares = [count // cores + (number < count % cores) for number in range(cores)]
     with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
         for ended in [
-            pool.submit(_publish_share, vhost.url, *each, most) for each in enumerate(shares)
+            pool.submit(_publish_share, vhost.url, *share, most) for share in enumerate(shares)
         ]:
             ended.result()
 

@@ -114,7 +114,7 @@ class Demo:
         return self.accounts
 
     def _publish(self, countdowns: Iterable[float]) -> set[str]:
-        return {arrive.apply_async(countdown=each).id for each in countdowns}
+        return {arrive.apply_async(countdown=countdown).id for countdown in countdowns}
 
     def _note(self, headers: dict[str, Any], **_: object) -> None:
         # Celery's due time of the task, to the microsecond.

@@ -23,7 +23,7 @@ def provenance() -> dict[str, Any]:
 def _processor() -> str:
     """Name the processor, with its family and model: a host may call several the same."""
     lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    said = {key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)}
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     if not said.keys() >= {"model name", "cpu family", "model"}:
         return said.get("model name", platform.machine())
     return f"{said['model name']} ({said['cpu family']}/{said['model']})"

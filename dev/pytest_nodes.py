@@ -323,4 +323,4 @@ def _number(signal: str | int) -> signals.Signals:
 
 
 def _list(numbers: Iterable[signals.Signals]) -> str:
-    return ", ".join(each.name for each in numbers)
+    return ", ".join(number.name for number in numbers)

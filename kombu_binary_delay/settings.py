@@ -203,11 +203,11 @@ class Settings:
         return Topology(self.ladder, self.namespace, self.queue_type, self.layout)
 
     def _leave_out_beside_a_foreign_ladder(self) -> None:
-        for each in fields(self):
-            given = getattr(self, each.name)
-            if each.name not in _BESIDE_A_FOREIGN_LADDER and given != each.default:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name not in _BESIDE_A_FOREIGN_LADDER and given != field.default:
                 raise SettingsError(
-                    f"{KEY}: {each.name} cannot be set for the ladder of "
+                    f"{KEY}: {field.name} cannot be set for the ladder of "
                     f"{self.foreign_ladder!r}, got {given!r}; leave it out"
                 )
 

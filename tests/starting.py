@@ -12,7 +12,7 @@ def take_away(vhost: Any, *streams: str) -> Callable[[], None]:
     """Make streams as they are before their node has started them; return what starts them."""
     if vhost.broker.release >= (4, 0):
         pytest.skip("only in Mnesia can a test take away what a starting node does not have yet")
-    names = ", ".join(f'<<"{each}">>' for each in streams)
+    names = ", ".join(f'<<"{stream}">>' for stream in streams)
 
     def run(code: str) -> None:
         name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, Each)'

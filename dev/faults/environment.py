@@ -203,7 +203,8 @@ class Environment:
             urls=more.pop("urls", self.urls),
             book=self._book(),
             destinations=[
-                ("", each, [each]) if isinstance(each, str) else each for each in destinations
+                ("", destination, [destination]) if isinstance(destination, str) else destination
+                for destination in destinations
             ],
             count=count,
             rate=rate,
@@ -284,7 +285,9 @@ class Environment:
 
     def wait_until_done(self, patience: float = BUSY) -> None:
         """Wait until all that is confirmed is done, or so many seconds from now or the last due."""
-        last = max((each["due"] for each in self.entries() if each["event"] == SENT), default=0.0)
+        last = max(
+            (entry["due"] for entry in self.entries() if entry["event"] == SENT), default=0.0
+        )
         end = max(last, time.time()) + patience
         while self.verdict().lost and time.time() < end:
             time.sleep(0.2)
@@ -340,14 +343,14 @@ class Environment:
         """List how late the messages for a queue were, in seconds; `inf` for those not there."""
         entries = self.entries()
         first: dict[str, float] = {}
-        for each in entries:
-            if each["event"] == DELIVERED:
-                first[each["id"]] = min(first.get(each["id"], each["at"]), each["at"])
-        confirmed = {each["id"] for each in entries if each["event"] == CONFIRMED}
+        for entry in entries:
+            if entry["event"] == DELIVERED:
+                first[entry["id"]] = min(first.get(entry["id"], entry["at"]), entry["at"])
+        confirmed = {entry["id"] for entry in entries if entry["event"] == CONFIRMED}
         due = {
-            each["id"]: float(each["due"])
-            for each in entries
-            if each["event"] == SENT and queue in each["queues"] and each["id"] in confirmed
+            entry["id"]: float(entry["due"])
+            for entry in entries
+            if entry["event"] == SENT and queue in entry["queues"] and entry["id"] in confirmed
         }
         return [first.get(name, float("inf")) - at for name, at in due.items()]
 

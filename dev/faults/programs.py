@@ -111,8 +111,8 @@ def publish(options: Publishing) -> None:
     dying = _Dying(book, options.dies_of)
     with _connect(options.urls, options.settings) as connection:
         producer = connection.Producer()
-        for each in options.declares:
-            Queue(each, queue_arguments=QUORUM)(connection.default_channel).queue_declare()
+        for declare in options.declares:
+            Queue(declare, queue_arguments=QUORUM)(connection.default_channel).queue_declare()
         start = time.monotonic()
         for number in range(options.first, options.first + options.count):
             since = number - options.first

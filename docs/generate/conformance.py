@@ -49,13 +49,13 @@ def keep(run: Run, folder: Path = FOLDER) -> None:
 def runs_table(runs: list[Run]) -> Rows:
     """Return a row per RabbitMQ and a column per Celery: how many cases passed, and Pythons."""
     celeries = sorted({_minor(run["celery"]) for run in runs}, key=_numbers)
-    rows = [["RabbitMQ", *(f"Celery {each}" for each in celeries)]]
+    rows = [["RabbitMQ", *(f"Celery {celery}" for celery in celeries)]]
     for rabbitmq in dict.fromkeys(run["rabbitmq"] for run in runs):
         cells = defaultdict(list)
         for run in runs:
             if run["rabbitmq"] == rabbitmq:
                 cells[_minor(run["celery"])].append(f"Python {run['python']}: {_count(run)}")
-        rows.append([rabbitmq, *("<br>".join(cells[each]) for each in celeries)])
+        rows.append([rabbitmq, *("<br>".join(cells[celery]) for celery in celeries)])
     return rows
 
 

@@ -136,8 +136,8 @@ def replace(signature: Any, task_id: str, **options: Any) -> Any:
 
 
 def _write_ahead(amendments: Amendments, records: Iterable[Cancel], due: int) -> None:
-    for each in records:
-        amendments.write_ahead(each, due)
+    for record in records:
+        amendments.write_ahead(record, due)
 
 
 @contextmanager
@@ -170,8 +170,8 @@ def _single(tasks: Any) -> Iterator[Any]:
     elif hasattr(tasks, "id"):
         yield tasks
     elif isinstance(tasks, Iterable) and not isinstance(tasks, (str, bytes, Mapping)):
-        for each in tasks:
-            yield from _single(each)
+        for task in tasks:
+            yield from _single(task)
     else:
         yield tasks
 

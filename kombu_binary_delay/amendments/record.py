@@ -271,4 +271,4 @@ def split(
     """Return the records that cancel many names, each of a bounded size."""
     listed = list(dict.fromkeys(names))
     parts = range(0, len(listed), MAX_IDS)
-    return [Cancel(tuple(listed[each : each + MAX_IDS]), at, due, keyed) for each in parts]
+    return [Cancel(tuple(listed[part : part + MAX_IDS]), at, due, keyed) for part in parts]

@@ -148,8 +148,8 @@ class Amendments:
         """
         self._write(
             [
-                _Written(_bounded_line(each), KEYS if getattr(each, "keyed", False) else IDS)
-                for each in records
+                _Written(_bounded_line(record), KEYS if getattr(record, "keyed", False) else IDS)
+                for record in records
             ]
         )
 
@@ -307,14 +307,14 @@ class Amendments:
         """Publish lines with confirms; return those that found no stream."""
         with self._buffer.closed(ASKED_FOR):
             channel = self._open()
-            for each in lines:
-                channel.send(each.line, self._exchange, each.key, each.properties)
+            for line in lines:
+                channel.send(line.line, self._exchange, line.key, line.properties)
             try:
                 returned = channel.wait_for_confirms()
             except NotFound:
                 # No exchange: the broker has taken no record.
                 return lines
-        return [each for each in lines if (each.key, each.line) in returned]
+        return [line for line in lines if (line.key, line.line) in returned]
 
     def _declare(self) -> None:
         if self._settings.declare == "never":

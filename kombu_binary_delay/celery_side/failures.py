@@ -45,7 +45,7 @@ def in_words(exc: BaseException, *targets: Target) -> str:
     if (local := of_this_machine(exc)) is not None:
         return local
     one = targets[0] if len(targets) == 1 else None
-    places = " or ".join(_place(each) for each in targets)
+    places = " or ".join(_place(target) for target in targets)
     if isinstance(exc, amqp.AMQPError):
         return _refused(exc, places, one)
     said = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__

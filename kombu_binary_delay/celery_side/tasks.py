@@ -110,7 +110,7 @@ def may_revoke(body: Any) -> bool:
 def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
     if isinstance(headers, list):
         # Celery reads the arguments of its command line in this way.
-        pairs = [str(each).split("=") for each in headers]
+        pairs = [str(header).split("=") for header in headers]
         headers = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
     if not isinstance(headers, Mapping):
         return

@@ -51,9 +51,9 @@ def line(settings: Settings, topology: Topology, version: str, *, is_refused: bo
     :param is_refused: whether the broker has refused a part of what it needs.
     """
     given = [
-        f"{each.name}={value!r}"
-        for each in fields(settings)
-        if (value := getattr(settings, each.name)) != each.default
+        f"{field.name}={value!r}"
+        for field in fields(settings)
+        if (value := getattr(settings, field.name)) != field.default
     ]
     but = ", but RabbitMQ refused a part of what it needs, as the warning says" * is_refused
     return (

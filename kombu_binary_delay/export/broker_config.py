@@ -93,14 +93,16 @@ def broker_config(version: str = NEWEST) -> dict[str, str]:
     """
     settings = [each for each in SETTINGS if each.is_for(version)]
     return {
-        CONF: _conf([each for each in settings if each.conf is not None], version),
-        ADVANCED: _advanced([each for each in settings if each.conf is None], version),
+        CONF: _conf([setting for setting in settings if setting.conf is not None], version),
+        ADVANCED: _advanced([setting for setting in settings if setting.conf is None], version),
     }
 
 
 def _conf(settings: list[Setting], version: str) -> str:
     lines = [_head(CONF, settings, version, "#")]
-    lines += [f"\n{_comment(each.does, '#')}{each.conf} = {each.value}\n" for each in settings]
+    lines += [
+        f"\n{_comment(setting.does, '#')}{setting.conf} = {setting.value}\n" for setting in settings
+    ]
     return "".join(lines)
 
 
@@ -115,9 +117,10 @@ def _advanced(settings: list[Setting], version: str) -> str:
 
 def _terms(settings: list[Setting]) -> str:
     *others, last = (
-        f"{_comment(each.does, '  %%')}  {{{each.name}, {each.value}}}" for each in settings
+        f"{_comment(setting.does, '  %%')}  {{{setting.name}, {setting.value}}}"
+        for setting in settings
     )
-    return "".join(f"{each},\n" for each in others) + f"{last}\n"
+    return "".join(f"{other},\n" for other in others) + f"{last}\n"
 
 
 def _head(file: str, settings: list[Setting], version: str, mark: str) -> str:

@@ -21,11 +21,14 @@ def kubernetes(part: Part, vhost: str = "/", cluster: str = "rabbitmq") -> str:
     common = {"vhost": vhost, "rabbitmqClusterReference": {"name": cluster}}
     documents = [
         *(
-            _document("Exchange", _name(each.name), _exchange(each), common)
-            for each in part.exchanges
+            _document("Exchange", _name(exchange.name), _exchange(exchange), common)
+            for exchange in part.exchanges
         ),
-        *(_document("Queue", _name(each.name), _queue(each), common) for each in part.queues),
-        *(_document("Binding", _between(each), _binding(each), common) for each in part.bindings),
+        *(_document("Queue", _name(queue.name), _queue(queue), common) for queue in part.queues),
+        *(
+            _document("Binding", _between(binding), _binding(binding), common)
+            for binding in part.bindings
+        ),
     ]
     listed = {"apiVersion": "v1", "kind": "List", "items": documents}
     return json.dumps(listed, indent=2, ensure_ascii=False) + "\n"

@@ -73,7 +73,7 @@ def svg(topology: Topology, delay: int, queue: str) -> str:
     :raises DelayError: if the delay is out of the ladder's range.
     """
     figures = (_Figure(topology, delay, queue, detail=detail) for detail in _DETAILS)
-    fits = next((each for each in figures if each.height <= PAGE), None)
+    fits = next((figure for figure in figures if figure.height <= PAGE), None)
     return (fits or _Figure(topology, delay, queue, detail=_DETAILS[-1])).svg()
 
 
@@ -174,13 +174,13 @@ class _Figure:
             if not is_waited_in and self.detail:
                 folded.append(exchange)
                 continue
-            drawn = [each for each in queues if self.detail < 2 or last or each in self.times]
-            hidden = tuple(each for each in queues if each not in drawn)
+            drawn = [queue for queue in queues if self.detail < 2 or last or queue in self.times]
+            hidden = tuple(queue for queue in queues if queue not in drawn)
             rows.append(_Row((exchange,), tuple(drawn), hidden))
         return rows
 
     def _fold(self, exchanges: list[str]) -> list[_Row]:
-        queues = [queue for each in exchanges for queue in self._queues_of(each)]
+        queues = [queue for exchange in exchanges for queue in self._queues_of(exchange)]
         if not exchanges:
             return []
         if len(exchanges) == 1 and self.detail < 2:
@@ -190,13 +190,13 @@ class _Figure:
     def _queues_of(self, exchange: str) -> list[str]:
         """Return the queues of a level; with skip bindings, other levels also lead to them."""
         return [
-            each.destination
-            for each in self.part.bindings
-            if each.to_queue
-            and each.source == exchange
+            binding.destination
+            for binding in self.part.bindings
+            if binding.to_queue
+            and binding.source == exchange
             and (
-                each.destination not in self.below
-                or self.below[each.destination][1] == self._under(exchange)
+                binding.destination not in self.below
+                or self.below[binding.destination][1] == self._under(exchange)
             )
         ]
 
@@ -300,11 +300,13 @@ class _Figure:
         self._text(x + 8, low + 20, "expires", "note")
 
     def _is_hot(self, row: _Row) -> bool:
-        return any(each in self.taken for each in row.exchanges)
+        return any(exchange in self.taken for exchange in row.exchanges)
 
     def _draw_address(self, exchanges: tuple[str, ...], y: int) -> None:
         words = self.key.split(".")
-        read = {at for each in exchanges if each in self.taken for at in self._read(each)}
+        read = {
+            at for exchange in exchanges if exchange in self.taken for at in self._read(exchange)
+        }
         done = {at for each in self.taken if self.y[each] < y for at in self._read(each)}
         if self.enters_queue:
             # The publisher has read the first digit, which is the last of the key's.

@@ -30,13 +30,15 @@ def terraform(part: Part, vhost: str = "/") -> str:
 
     :raises AddressError: if a name has a ``/``, which the provider cannot bind.
     """
-    exchanges = _labels(each.name for each in part.exchanges)
-    queues = _labels(each.name for each in part.queues)
+    exchanges = _labels(exchange.name for exchange in part.exchanges)
+    queues = _labels(queue.name for queue in part.queues)
     resources = {
-        "rabbitmq_exchange": {exchanges[each.name]: _exchange(each) for each in part.exchanges},
-        "rabbitmq_queue": {queues[each.name]: _queue(each) for each in part.queues},
+        "rabbitmq_exchange": {
+            exchanges[exchange.name]: _exchange(exchange) for exchange in part.exchanges
+        },
+        "rabbitmq_queue": {queues[queue.name]: _queue(queue) for queue in part.queues},
         "rabbitmq_binding": {
-            _label_of(each): _binding(each, exchanges, queues) for each in part.bindings
+            _label_of(binding): _binding(binding, exchanges, queues) for binding in part.bindings
         },
     }
     document = {

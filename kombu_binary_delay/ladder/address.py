@@ -57,7 +57,10 @@ def check_names(exchange: object, routing_keys: Iterable[object]) -> None:
     :raises AddressError: if a name is not a string or has more than 255 bytes; or if that of an
         exchange, or of a queue at the default exchange, is no text.
     """
-    named = [("an exchange", exchange), *(("a routing key", each) for each in routing_keys)]
+    named = [
+        ("an exchange", exchange),
+        *(("a routing key", routing_key) for routing_key in routing_keys),
+    ]
     for what, name in named:
         if not isinstance(name, str):
             raise AddressError(f"{what} must be a string, got {shown(name)}")

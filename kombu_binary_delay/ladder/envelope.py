@@ -204,7 +204,7 @@ def name_deaths(
     blind = len(_blind_keys(wrapped))
     addresses = wrapped.get("CC") if blind else None
     hidden = frozenset(addresses[-blind:]) if _is_list_of_str(addresses) else frozenset()
-    named = [_named_death(each, published, hidden) for each in deaths]
+    named = [_named_death(death, published, hidden) for death in deaths]
     if named == deaths:
         return
     headers[DEATHS] = named
@@ -245,7 +245,7 @@ def _texts(keys: object) -> object:
     if not isinstance(keys, (list, tuple)):
         return keys
     # amqp writes bytes as it writes the text that they encode.
-    return [str(each, errors="replace") if isinstance(each, bytes) else each for each in keys]
+    return [str(key, errors="replace") if isinstance(key, bytes) else key for key in keys]
 
 
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:
@@ -254,7 +254,7 @@ def _take_off(headers: dict[str, Any], owns: Owns) -> None:
     deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return
-    kept = [each for each in deaths if not (isinstance(each, dict) and owns(each.get("queue")))]
+    kept = [death for death in deaths if not (isinstance(death, dict) and owns(death.get("queue")))]
     if len(kept) == len(deaths):
         return
     if not kept:

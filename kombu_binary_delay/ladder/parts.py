@@ -77,11 +77,11 @@ class Part:
         """The names of the entry exchanges, each before a level queue of the same name."""
         # The parking queue also has such an exchange, but without an alternate exchange.
         return frozenset(
-            each.name
-            for each in self.exchanges
-            if each.type == "fanout"
-            and each.arguments
-            and Binding(each.name, each.name, "") in self.bindings
+            exchange.name
+            for exchange in self.exchanges
+            if exchange.type == "fanout"
+            and exchange.arguments
+            and Binding(exchange.name, exchange.name, "") in self.bindings
         )
 
     def distinct(self) -> Part:

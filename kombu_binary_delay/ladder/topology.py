@@ -117,7 +117,7 @@ class Topology:
 
         :param patterns: glob patterns of queue names, as in the setting ``relays``.
         """
-        return self.can_have_relays and any(fnmatchcase(queue, each) for each in patterns)
+        return self.can_have_relays and any(fnmatchcase(queue, pattern) for pattern in patterns)
 
     def for_urgent(self) -> Topology:
         """Return the separate ladder for messages of a high priority."""
@@ -265,7 +265,7 @@ class Topology:
             first = f"{'*.' * level}{digits[0]}."
             enter = (*self.direct_bindings(level), *self._waits(level, level))
             bindings += tuple(each for each in enter if each.key.startswith(first))
-            exchanges += [each.name for each in self.direct_base.exchanges]
+            exchanges += [exchange.name for exchange in self.direct_base.exchanges]
         return exchanges, queues, bindings
 
     def unproven(self, height: int) -> tuple[Binding, ...]:
@@ -278,11 +278,11 @@ class Topology:
             return ()
         top = self.levels[height]
         last = top.exchanges[-1].name
-        into = [each for level in self.levels[: height + 1] for each in level.bindings]
+        into = [binding for level in self.levels[: height + 1] for binding in level.bindings]
         return tuple(
             dict.fromkeys(
                 [each for each in into if each.destination == self.delivery]
-                + [each for each in top.bindings if each.source == last]
+                + [binding for binding in top.bindings if binding.source == last]
             )
         )
 
@@ -502,11 +502,11 @@ class Topology:
             for digit, word in enumerate(self._words(level))
             if digit
         )
-        fanouts = tuple(replace(self._exchange(each.name), type="fanout") for each in queues)
-        enter = tuple(Binding(each.name, each.name, "") for each in queues)
+        fanouts = tuple(replace(self._exchange(queue.name), type="fanout") for queue in queues)
+        enter = tuple(Binding(queue.name, queue.name, "") for queue in queues)
         lowest = 0 if self.layout == "skip" else level
         lowers = range(level, lowest - 1, -1)
-        waits = [each for lower in lowers for each in self._waits(level, lower)]
+        waits = [wait for lower in lowers for wait in self._waits(level, lower)]
         # The level last: if it exists, publishers rely on all the others.
         bindings = (*waits, self._down(level), *enter)
         return Part((*fanouts, self._exchange(name)), queues, bindings)

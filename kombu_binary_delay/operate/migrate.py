@@ -286,7 +286,7 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
             )
         return (Source(what),)
     ladders = _ladders(what)
-    found = tuple(each for ladder in ladders for each in sources(ladder, snapshot.queues))
+    found = tuple(source for ladder in ladders for source in sources(ladder, snapshot.queues))
     if not found:
         names = ", ".join(each.prefix for each in ladders)
         others = sorted({each.prefix for each in map(ladder_of_name, snapshot.queues) if each})
@@ -461,8 +461,8 @@ class _Sorter:
             if self._probe.has_queue(name):
                 create(self._asking, self._to, self._to.to_queue(name))
             elif not any(
-                each.source == self._to.delivery and matches_topic(each.key, name)
-                for each in self._leads
+                lead.source == self._to.delivery and matches_topic(lead.key, name)
+                for lead in self._leads
             ):
                 return False
             self._bound.add(name)
@@ -474,12 +474,12 @@ class _Sorter:
             # NServiceBus has an exchange before each endpoint's queue, of the queue's own name.
             return ""
         ways = [
-            each
-            for each in self._snapshot.bindings
-            if each.source == self._from.delivery and matches_topic(each.key, routing_key)
+            binding
+            for binding in self._snapshot.bindings
+            if binding.source == self._from.delivery and matches_topic(binding.key, routing_key)
         ]
         # Its patterns also match longer keys with the same end.
-        exact = [each for each in ways if each.key == f"#.{routing_key}"]
+        exact = [way for way in ways if way.key == f"#.{routing_key}"]
         found = {"" if each.to_queue else each.destination for each in exact or ways}
         if len(found) == 1:
             return found.pop()

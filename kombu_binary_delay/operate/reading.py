@@ -188,7 +188,7 @@ def put_back(
 def _due(headers: Mapping[str, Any]) -> int | None:
     # A worker without the transport sends our header again with a retry, and a newer eta.
     times = (due_in(headers), _eta(headers))
-    return max((each for each in times if each is not None), default=None)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _stated_due(headers: Mapping[str, Any], delay_header: str | None) -> int | None:

@@ -44,7 +44,7 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
     amendments, now = mechanism.amendments, time.time_ns() // 1_000_000
     moves = [each for each in pending if each.action == s.RESCHEDULE]
     if moves:
-        records = [Postpone(_name(each), _due(each), now) for each in moves]
+        records = [Postpone(_name(move), _due(move), now) for move in moves]
         yield moves, partial(amendments.write, records)
     kept_until = now + amendments.max_age
     # A record comes a day before the due times of its group, or half of its age if that is less. A

@@ -312,7 +312,7 @@ def _reason_of_application(app: Celery) -> int | None:
     if not (
         type(router) is Router
         and _is_celerys(router, "route", celery.app.routes)
-        and all(type(maybe_evaluate(each)) is MapRoute for each in router.routes)
+        and all(type(maybe_evaluate(route)) is MapRoute for route in router.routes)
     ):
         return ROUTER
     return None if app.current_worker_task is None else WORKER

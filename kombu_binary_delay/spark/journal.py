@@ -312,9 +312,9 @@ class _Stream:
     def _batch(self, events: list[tuple[int, str | bytes]]) -> pa.RecordBatch:
         """Return a batch of all readable events: any program may have written to the stream."""
         try:
-            return _batch([_event(*each) for each in events])
+            return _batch([_event(*event) for event in events])
         except _UNREADABLE:
-            readable = [each for each in events if self._is_readable(*each)]
+            readable = [event for event in events if self._is_readable(*event)]
             return _batch([_event(*each) for each in readable])
 
     def _is_readable(self, offset: int, body: str | bytes) -> bool:

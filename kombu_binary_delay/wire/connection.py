@@ -117,8 +117,8 @@ class ConnectionMixin(BufferingConnection):
         if mechanism.executor.is_busy:
             return False
         parts = mechanism.holding
-        self.is_held_up = any(each.is_holding for each in parts)
-        released = [each.release() for each in parts]
+        self.is_held_up = any(part.is_holding for part in parts)
+        released = [part.release() for part in parts]
         if self.frame_buffer is not None:
             released.append(self.frame_buffer.dispatch_waiting())
         if self.ended is not None:

@@ -237,10 +237,10 @@ class Executor:
             with self.channel(what, needs) as channel:
                 declare(channel, part)
         except TopologyError as exc:
-            kept = tuple(each for each in part.queues if _has_another_age(each, exc))
+            kept = tuple(queue for queue in part.queues if _has_another_age(queue, exc))
             if not kept:
                 raise
-            others = tuple(each for each in part.queues if each not in kept)
+            others = tuple(queue for queue in part.queues if queue not in kept)
             names = tuple(each.name for each in kept)
             return names + self.declare(replace(part, queues=others), what, needs)
         return ()
@@ -284,7 +284,7 @@ class Executor:
                         _bind(channel, binding)
                     for binding in command.others:
                         _unbind(channel, binding)
-                    sources = {each.source for each in command.others}
+                    sources = {other.source for other in command.others}
                     for binding in command.bindings:
                         if binding.source in sources:
                             _bind(channel, binding)
@@ -567,9 +567,9 @@ def _send(channel: Any, each: Exchange | Queue, *, passive: bool = False) -> Non
 
 def unbind(channel: Any, bindings: Iterable[Binding]) -> None:
     """Remove bindings."""
-    for each in bindings:
-        remove = channel.queue_unbind if each.to_queue else channel.exchange_unbind
-        remove(each.destination, each.source, each.key, arguments=dict(each.arguments))
+    for binding in bindings:
+        remove = channel.queue_unbind if binding.to_queue else channel.exchange_unbind
+        remove(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))
 
 
 def _bind(channel: Any, binding: Binding) -> None:

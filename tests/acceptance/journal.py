@@ -89,7 +89,9 @@ class Journal:
 
         def missing() -> dict[str, int]:
             ids = [entry.id for entry in runs()]
-            return {each: ids.count(each) for each in task_ids if ids.count(each) < times}
+            return {
+                task_id: ids.count(task_id) for task_id in task_ids if ids.count(task_id) < times
+            }
 
         wait_until(lambda: not missing(), lambda: f"runs of {missing()}", timeout)
         return sorted(runs(), key=lambda entry: entry.at)

@@ -100,7 +100,9 @@ class System:
         with self.vhost.connect() as connection:
             channel = connection.channel()
             declare = channel.queue_declare
-            return sum(declare(each, passive=True).consumer_count for each in self._task_queues)
+            return sum(
+                declare(task_queue, passive=True).consumer_count for task_queue in self._task_queues
+            )
 
     # -- the broker ------------------------------------------------------------------------------
 

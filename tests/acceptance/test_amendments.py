@@ -115,12 +115,12 @@ def test_each_copy_of_a_task_in_several_queues_is_postponed_and_runs_once(
             system.send("note", countdown=SHORT, exchange=exchange, routing_key=key)
             for exchange, key in (("media", "image.png"), ("everywhere", "ignored"))
         ]
-        for each in twins:
-            reschedule(each, countdown=2)
-    runs = system.journal.wait_for(*(each.id for each in twins), times=2)
+        for twin in twins:
+            reschedule(twin, countdown=2)
+    runs = system.journal.wait_for(*(twin.id for twin in twins), times=2)
     system.wait_until_idle()
-    for each in twins:
-        assert len(system.journal.ran(each.id)) == 2
+    for twin in twins:
+        assert len(system.journal.ran(twin.id)) == 2
     assert all(run.at >= start + 2 for run in runs)
 
 

@@ -30,10 +30,10 @@ def test_a_worker_killed_with_sigkill_loses_nothing(celery_setup: Setup, tmp_pat
     journal.wait_for(*begun)
     sent = time.time()
     tasks = [celery_setup.send_note(n, countdown=0.5 + n / 10) for n in range(40)]
-    wait_until(lambda: any(journal.received(each) for each in tasks), "the first")
+    wait_until(lambda: any(journal.received(task) for task in tasks), "the first")
     # when
     celery_setup.worker.kill()
-    assert not any(journal.ran(each) for each in tasks)
+    assert not any(journal.ran(task) for task in tasks)
     wait_until(lambda: celery_setup.waiting() == 0, "an empty ladder, with no worker there")
     signal.touch()
     # then

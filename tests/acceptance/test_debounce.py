@@ -49,12 +49,12 @@ def test_of_twenty_with_one_key_the_last_runs_at_its_time_and_no_other(
         last = time.time()
         results.append(system.send("note", 19, countdown=2, **keyed("doc")))
     # then
-    ids = [each.id for each in results]
+    ids = [result.id for result in results]
     (run,) = system.journal.wait_for(ids[-1])
     assert last + 2 <= run.at < last + 2 + LATE
-    for each in results[:-1]:
+    for result in results[:-1]:
         with pytest.raises(TaskRevokedError):
-            each.get(timeout=LATE)
+            result.get(timeout=LATE)
     assert runs_of(system, ids) == [run]
     assert run.args == [19]
 

@@ -218,7 +218,7 @@ def test_the_tasks_of_a_skewed_group_are_due_one_after_the_other(system: System)
     # then
     ids = [each.id for each in result]
     system.journal.wait_for(*ids)
-    due = [system.journal.received(each)[0].due or 0 for each in ids]
+    due = [system.journal.received(id_)[0].due or 0 for id_ in ids]
     assert all(later - sooner > 0.499 for sooner, later in pairwise(due))
     system.journal.assert_on_time(ids)
 
@@ -253,8 +253,8 @@ def test_celery_polls_a_chord_by_delayed_retries(system: System, tmp_path: Path)
     signal.touch()
     # then
     result.get(timeout=PATIENCE)
-    assert [each.retries for each in polls()] == list(range(len(polls())))
-    system.journal.assert_on_time({each.id for each in polls()})
+    assert [poll.retries for poll in polls()] == list(range(len(polls())))
+    system.journal.assert_on_time({poll.id for poll in polls()})
 
 
 def test_in_an_app_of_another_timezone_all_times_are_kept(new_system):

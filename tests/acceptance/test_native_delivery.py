@@ -26,9 +26,9 @@ BARE = ("--without-gossip", "--without-heartbeat")
 def of_delays(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return what we have logged, or Celery of its native delayed delivery."""
     return [
-        each
-        for each in caplog.records
-        if each.name.startswith("kombu_binary_delay") or "delayed delivery" in each.getMessage()
+        record
+        for record in caplog.records
+        if record.name.startswith("kombu_binary_delay") or "delayed delivery" in record.getMessage()
     ]
 
 

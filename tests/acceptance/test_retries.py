@@ -40,10 +40,10 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
     system.journal.assert_on_time([task])
     # and
     first, *others = system.journal.received(task)
-    assert {(each.exchange, each.routing_key) for each in others} == {("", "foo")}
-    assert {tuple(each.header_names) for each in others} == {tuple(first.header_names)}
+    assert {(other.exchange, other.routing_key) for other in others} == {("", "foo")}
+    assert {tuple(other.header_names) for other in others} == {tuple(first.header_names)}
     # The number of retries has two digits in the end, and an eta may lack its microseconds.
-    assert max(each.header_bytes for each in others) <= others[0].header_bytes + 10
+    assert max(other.header_bytes for other in others) <= others[0].header_bytes + 10
 
 
 def test_a_retry_that_cannot_be_delayed_is_kept_by_a_worker_until_it_is_due(new_system):

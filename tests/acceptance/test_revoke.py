@@ -36,11 +36,11 @@ def by_result(system: LocalSystem, results: list[AsyncResult]) -> None:
 
 
 def by_control(system: LocalSystem, results: list[AsyncResult]) -> None:
-    system.app.control.revoke([each.id for each in results])
+    system.app.control.revoke([result.id for result in results])
 
 
 def by_terminate(system: LocalSystem, results: list[AsyncResult]) -> None:
-    system.app.control.terminate([each.id for each in results], signal="SIGKILL")
+    system.app.control.terminate([result.id for result in results], signal="SIGKILL")
 
 
 def by_group(system: LocalSystem, results: list[AsyncResult]) -> None:
@@ -49,7 +49,7 @@ def by_group(system: LocalSystem, results: list[AsyncResult]) -> None:
 
 def by_stamp(system: LocalSystem, results: list[AsyncResult]) -> None:
     # An empty value stamps nothing.
-    system.app.control.revoke_by_stamped_headers({STAMP: ["", *(each.id for each in results)]})
+    system.app.control.revoke_by_stamped_headers({STAMP: ["", *(result.id for result in results)]})
 
 
 def by_listed_stamp(system: LocalSystem, results: list[AsyncResult]) -> None:
@@ -57,7 +57,7 @@ def by_listed_stamp(system: LocalSystem, results: list[AsyncResult]) -> None:
 
 
 def by_command(system: LocalSystem, results: list[AsyncResult]) -> None:
-    run_control(system, "revoke", *(each.id for each in results))
+    run_control(system, "revoke", *(result.id for result in results))
 
 
 def by_command_with_stamp(system: LocalSystem, results: list[AsyncResult]) -> None:
@@ -65,7 +65,7 @@ def by_command_with_stamp(system: LocalSystem, results: list[AsyncResult]) -> No
 
 
 def by_command_to_terminate(system: LocalSystem, results: list[AsyncResult]) -> None:
-    run_control(system, "terminate", "SIGTERM", *(each.id for each in results))
+    run_control(system, "terminate", "SIGTERM", *(result.id for result in results))
 
 
 #: Each way to revoke, and how many tasks it is tried with.
@@ -97,7 +97,7 @@ def run_control(system: LocalSystem, *arguments: str) -> None:
 def send(system: LocalSystem, count: int, **options: Any) -> list[AsyncResult]:
     ids = [str(uuid.uuid4()) for _ in range(count)]
     stamps = {"stamped_headers": [STAMP]}
-    return [system.send("note", task_id=each, **{STAMP: each}, **stamps, **options) for each in ids]
+    return [system.send("note", task_id=id_, **{STAMP: id_}, **stamps, **options) for id_ in ids]
 
 
 def revoke_by_all(ways: Ways, system: LocalSystem) -> list[AsyncResult]:
@@ -143,7 +143,7 @@ def test_a_task_revoked_in_any_way_while_a_worker_runs_is_discarded(new_system):
             results = revoke_by_all(WAYS, system)
         assert_revoked(system, results, worker.log)
         system.journal.wait_for(other)
-        wait_until(lambda: {each.id for each in results} <= set(heard), "events")
+        wait_until(lambda: {result.id for result in results} <= set(heard), "events")
 
 
 def test_a_task_revoked_in_any_way_while_no_worker_runs_is_discarded(new_system):
@@ -158,11 +158,11 @@ def test_a_task_revoked_in_any_way_while_no_worker_runs_is_discarded(new_system)
         wait_until(
             lambda: f"batched {batched.id} was cancelled, but may run" in worker.log(), "a warning"
         )
-        wait_until(lambda: {each.id for each in results} <= set(heard), "events")
+        wait_until(lambda: {result.id for result in results} <= set(heard), "events")
     # What replaces it, without its stamp, runs on the worker that has discarded it.
-    for each in results:
-        replace(system.task("note", "new"), each.id)
-    system.journal.wait_for(*(each.id for each in results))
+    for result in results:
+        replace(system.task("note", "new"), result.id)
+    system.journal.wait_for(*(result.id for result in results))
 
 
 def test_a_revoke_outlives_all_workers_that_heard_it(new_system):

@@ -142,7 +142,7 @@ def test_who_may_publish_and_not_cancel_revokes_for_the_workers_that_are_up(
     system.journal.wait_for(kept.id)
     # Nothing was half-done.
     assert [run.args for run in system.journal.ran()] == [[]]
-    (warning,) = [each for each in caplog.messages if "a revoke is not" in each]
+    (warning,) = [message for message in caplog.messages if "a revoke is not" in message]
     assert "grant the permission write on 'kbd.v2.amendments'" in warning
 
 

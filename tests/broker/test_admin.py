@@ -86,7 +86,7 @@ def publish(connection, queue, *delays):
 
 
 def errors(verification):
-    return [each for each in verification.differences if each.severity == "error"]
+    return [difference for difference in verification.differences if difference.severity == "error"]
 
 
 # -- create, verify, export ----------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_what_create_makes_is_what_verify_expects(plain, management, small):
 
     assert errors(before) == errors(nothing) != []
     assert planned == made
-    assert set(made.queues) == {each.name for each in small.whole.queues}
+    assert set(made.queues) == {queue.name for queue in small.whole.queues}
     assert verify(management, small, declares=False).sound
     assert (again.exchanges, again.queues) == ((), ())
 
@@ -135,7 +135,7 @@ def test_a_topology_that_the_transport_has_made_is_sound(connect, plain, managem
     found = verify(management, small)
 
     assert found.sound, found
-    assert "levels 2 to 3" in {each.what for each in found.differences}
+    assert "levels 2 to 3" in {difference.what for difference in found.differences}
 
 
 def test_a_way_to_an_exchange_repeats_its_bindings_and_leads_to_its_queues_by_name(
@@ -154,7 +154,7 @@ def test_a_way_to_an_exchange_repeats_its_bindings_and_leads_to_its_queues_by_na
     publish(connection, "mail", 1000)
 
     arrivals = collect(connection, [queue], 2)
-    assert {each.exchange for each in arrivals} == {"", "events"}
+    assert {arrival.exchange for arrival in arrivals} == {"", "events"}
     assert verify(management, small, declares=False).sound
 
 
@@ -247,7 +247,9 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
 
     assert ("at_most_once" in applied) == breaks
     assert "elsewhere" not in applied
-    found = [each for each in errors(verify(management, small)) if "max-length" not in each.found]
+    found = [
+        error for error in errors(verify(management, small)) if "max-length" not in error.found
+    ]
     assert bool(found) == breaks
 
 
@@ -268,9 +270,9 @@ def test_a_missing_user_and_missing_permissions_are_named(broker, vhost, plain, 
     finally:
         broker.api("DELETE", f"users/{name}")
 
-    assert [each.found for each in errors(nobody)] == ["RabbitMQ has no such user"]
-    assert [each.found for each in errors(none)] == ["none in this virtual host"]
-    assert [each.found.split(" on ")[0] for each in errors(some)] == ["no write permission"]
+    assert [error.found for error in errors(nobody)] == ["RabbitMQ has no such user"]
+    assert [error.found for error in errors(none)] == ["none in this virtual host"]
+    assert [error.found.split(" on ")[0] for error in errors(some)] == ["no write permission"]
     assert all_of_them.sound
 
 
@@ -287,7 +289,11 @@ def test_what_a_user_who_only_monitors_may_not_read_is_named(
         broker.api("DELETE", f"users/{me}")
 
     flag = "feature flag stream_queue"
-    unread = {each.what: each for each in found.differences if each.found == "could not be read"}
+    unread = {
+        difference.what: difference
+        for difference in found.differences
+        if difference.found == "could not be read"
+    }
     # Classic levels do without it, and later releases always have it.
     assert (flag in unread) == (broker.release < STREAMS_ALWAYS_SINCE)
     assert f"permissions of {me}" in unread
@@ -319,10 +325,10 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
     current, old = sorted(found.ladders, key=lambda each: each.name != slow.prefix)
     assert (current.name, current.current, current.messages) == (slow.prefix, True, 3)
     assert (old.current, old.messages) == (False, 1)
-    assert {each.queue: each.messages for each in current.queues if each.messages} == {
+    assert {queue.queue: queue.messages for queue in current.queues if queue.messages} == {
         f"{slow.level_name(3)}.1": 3
     }
-    assert [each.latest for each in current.queues] == [ticks * MINUTE for ticks in (1, 3, 7, 15)]
+    assert [queue.latest for queue in current.queues] == [ticks * MINUTE for ticks in (1, 3, 7, 15)]
     assert current.within(15 * MINUTE) == (3, 3)
     assert current.within(MINUTE) == (0, 0)
     assert not found.troubles
@@ -344,8 +350,8 @@ def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking
             relays.append(small.queue_relay_name(name))
     # Without a way on, what is in a relay stays there to be counted.
     stays = [
-        PartQueue(each.name, each.arguments[:1]) if each.name in relays else each
-        for each in part.queues
+        PartQueue(queue.name, queue.arguments[:1]) if queue.name in relays else queue
+        for queue in part.queues
     ]
     create(plain, small, replace(part, queues=tuple(stays)))
     for name in relays:
@@ -355,7 +361,7 @@ def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking
     found = status(plain, management, small)
 
     (ladder,) = found.ladders
-    assert [each.latest for each in ladder.queues] == [1000, 3000, 7000, 15000]
+    assert [queue.latest for queue in ladder.queues] == [1000, 3000, 7000, 15000]
     assert (found.parked, found.troubles) == (0, ())
 
 
@@ -420,8 +426,8 @@ def test_teardown_refuses_while_messages_wait_and_changes_nothing(
     assert lost.lost == 2
     assert vhost.waiting(f"{slow.level_name(3)}.1") == {f"{slow.level_name(3)}.1": 2}
     assert teardown(plain, management, slow, force=True).lost == 2
-    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
-    assert [each["name"] for each in vhost.queues()] == ["mail"]
+    assert not [exchange for exchange in vhost.exchanges() if exchange["name"].startswith("kbd")]
+    assert [queue["name"] for queue in vhost.queues()] == ["mail"]
 
 
 @pytest.mark.own_broker
@@ -531,7 +537,7 @@ def test_the_journal_is_no_message_that_waits_and_stays(plain, management, vhost
     done = teardown(plain, management, small, stats_delay=0)
 
     assert (done.lost, done.keeps) == (0, ())
-    assert {each["name"] for each in vhost.queues()} == {journal.name}
+    assert {queue["name"] for queue in vhost.queues()} == {journal.name}
 
 
 def test_an_empty_ladder_goes_and_what_others_need_stays(  # noqa: PLR0913, PLR0917
@@ -545,14 +551,16 @@ def test_an_empty_ladder_goes_and_what_others_need_stays(  # noqa: PLR0913, PLR0
     removed = teardown(plain, management, small, stats_delay=0)
 
     assert removed.keeps == (slow.prefix,)
-    left = {each["name"] for each in vhost.exchanges()} | {each["name"] for each in vhost.queues()}
+    left = {exchange["name"] for exchange in vhost.exchanges()} | {
+        queue["name"] for queue in vhost.queues()
+    }
     assert not [name for name in left if name.startswith(small.prefix)]
     assert {small.delivery, small.parking} <= left
     # And when the last one goes, so does all of it.
     with pytest.raises(RefusedError):
         teardown(plain, management, slow, stats_delay=0)
     teardown(plain, management, slow, force=True)
-    assert {each["name"] for each in vhost.queues()} == {"mail"}
+    assert {queue["name"] for queue in vhost.queues()} == {"mail"}
 
 
 def test_a_message_that_comes_in_during_a_teardown_lets_all_be_put_back(
@@ -767,9 +775,9 @@ def test_an_interrupted_teardown_puts_back_all_that_can_be(
         teardown(plain, management, small, notify=interrupt)
 
     after = Snapshot.read(management)
-    assert {each.destination for each in after.bindings if each.source == small.to_queues} == {
-        "mail"
-    }
+    assert {
+        binding.destination for binding in after.bindings if binding.source == small.to_queues
+    } == {"mail"}
     assert set(small.whole.bindings) <= after.bindings
     assert "but for the bindings of first" in said[-1]
 
@@ -964,10 +972,10 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
 
     arrivals = collect(stock, [queue], 1)
 
-    assert {each.key for each in arrivals} == {explained.key}
-    ways = [{each["queue"] for each in one.headers["x-death"]} for one in arrivals]
+    assert {arrival.key for arrival in arrivals} == {explained.key}
+    ways = [{header["queue"] for header in one.headers["x-death"]} for one in arrivals]
     assert ways == [{wait.queue for wait in explained.waits}]
-    assert all(each.at * 1000 >= explained.due for each in arrivals)
+    assert all(arrival.at * 1000 >= explained.due for arrival in arrivals)
 
 
 def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
@@ -991,7 +999,9 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
 
     def is_named():
         found = status(plain, management, small)
-        return (found.relays or 0) >= 32 and any(each.startswith(into) for each in found.troubles)
+        return (found.relays or 0) >= 32 and any(
+            trouble.startswith(into) for trouble in found.troubles
+        )
 
     wait_until(is_named)
 
@@ -1006,4 +1016,4 @@ def test_create_leaves_a_stream_of_another_age_as_it_is_and_makes_the_rest(vhost
     assert made.other_age == ("kbd.v2.journal",)
     names = {row["name"]: row["arguments"] for row in vhost.queues()}
     assert names["kbd.v2.journal"]["x-max-age"] == "7D"
-    assert {each.name for each in small.whole.queues} <= names.keys()
+    assert {queue.name for queue in small.whole.queues} <= names.keys()

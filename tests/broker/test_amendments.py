@@ -82,7 +82,7 @@ def publish(connection, name, delay=500, **headers):
 
 
 def bodies(arrivals):
-    return [each.body for each in arrivals]
+    return [arrival.body for arrival in arrivals]
 
 
 def append(connection, body, exchange="kbd.v2.amendments", key="ids", **properties):
@@ -568,7 +568,7 @@ def test_results_are_cancelled_on_the_broker_of_their_app(vhost, several):
     with pytest.raises(AmendmentError, match="are of 2 Celery apps; give those of one app"):
         cancel([theirs.AsyncResult("a"), other.AsyncResult("b")])
     cancel(several([theirs.AsyncResult("a")]))
-    assert "kbd.v2.amendments.ids" in {each["name"] for each in vhost.queues()}
+    assert "kbd.v2.amendments.ids" in {queue["name"] for queue in vhost.queues()}
     theirs.pool.force_close_all()
 
 
@@ -708,7 +708,7 @@ def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
     now = time.time_ns() // 1_000_000
     publisher.connect()
     amendments = publisher.connection.delay_mechanism.amendments
-    amendments.write([Cancel((each,), now) for each in names])
+    amendments.write([Cancel((name,), now) for name in names])
     for each in (names[0], names[-1], "kept"):
         publish(publisher, each, delay=1)
     late = connect()
@@ -786,7 +786,7 @@ def test_what_the_stream_would_forget_before_it_is_due_is_an_error(connect, vhos
     eta = datetime.now(UTC) + timedelta(days=60)
     with pytest.raises(AmendmentError, match=r"records are kept for 2678400 s; cancel each"):
         cancel(ids, eta=eta, connection=client)
-    assert not any("amendments" in each["name"] for each in vhost.queues())
+    assert not any("amendments" in queue["name"] for queue in vhost.queues())
 
 
 def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_queue(
@@ -794,8 +794,8 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
 ):
     exchange = Exchange("events", "topic")
     queues = [Queue("a", exchange, "user.*"), Queue("b", exchange, "user.created")]
-    for each in queues:
-        bound = each(consumer.default_channel)
+    for queue in queues:
+        bound = queue(consumer.default_channel)
         bound.declare()
         # From its first look on, delayed messages take this way.
         assert bound.get() is None
@@ -811,10 +811,10 @@ def test_a_postponed_message_looks_as_it_was_published_and_arrives_once_in_each_
     publish(publisher, "end", delay=4000)
     arrivals = collect(consumer, [*queues, QUEUE], 3)
     assert sorted(bodies(arrivals)) == ["end", "postponed", "postponed"]
-    twins = [each for each in arrivals if each.body == "postponed"]
-    assert {each.queue for each in twins} == {"a", "b"}
-    assert {(each.exchange, each.key) for each in twins} == {("events", "user.created")}
-    assert [each.headers["CC"] for each in twins] == [["user.changed"]] * 2
+    twins = [arrival for arrival in arrivals if arrival.body == "postponed"]
+    assert {twin.queue for twin in twins} == {"a", "b"}
+    assert {(twin.exchange, twin.key) for twin in twins} == {("events", "user.created")}
+    assert [twin.headers["CC"] for twin in twins] == [["user.changed"]] * 2
 
 
 #: Text in these, decoded and encoded again, can be other bytes, or none at all.
@@ -972,7 +972,7 @@ BAD: dict[str, Any] = {  # what is wrong with it, and the call
 def test_bad_input_is_an_error_and_nothing_is_recorded(vhost, publisher, what):
     with pytest.raises(AmendmentError):
         BAD[what](connection=publisher)
-    assert not any("amendments" in each["name"] for each in vhost.queues())
+    assert not any("amendments" in queue["name"] for queue in vhost.queues())
 
 
 @pytest.mark.parametrize(
@@ -994,7 +994,7 @@ def test_a_message_that_cannot_replace_another_is_not_published(vhost, publisher
     with pytest.raises((AmendmentError, DelayError)):
         publish(publisher, "never", **{"x-delay": 1, **headers})
     assert QUEUE(publisher.default_channel).get() is None
-    assert not any("amendments" in each["name"] for each in vhost.queues())
+    assert not any("amendments" in queue["name"] for queue in vhost.queues())
 
 
 def test_a_retry_that_replaces_another_and_cannot_be_delayed_is_left_to_a_worker(publisher, caplog):
@@ -1068,7 +1068,7 @@ def test_what_a_batch_has_sent_is_recorded_even_if_its_block_ends_with_an_error(
     publish(publisher, "end", delay=1500)
 
     # The last twenty were buffered.
-    assert Counter(each.state for each in outcomes) == {"confirmed": 100, "discarded": 20}
+    assert Counter(outcome.state for outcome in outcomes) == {"confirmed": 100, "discarded": 20}
     assert set(bodies(collect(consumer, [QUEUE], 2))) == {"99", "end"}
 
 
@@ -1089,7 +1089,7 @@ def test_a_batch_tells_what_was_published_and_not_recorded_when_the_connection_b
         batch.flush()
     batch.close()
 
-    assert [(each.tag, each.state) for each in outcomes] == [("a", "unknown")]
+    assert [(outcome.tag, outcome.state) for outcome in outcomes] == [("a", "unknown")]
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["with on_outcome", "without"])
@@ -1115,7 +1115,7 @@ def test_a_record_that_is_refused_is_an_outcome_of_its_own_message_and_the_batch
         batch.publish(prepared(producer, name, {KEY: "y"}), "", "mail", tag=name)
     if reports:
         batch.flush()
-        assert {each.tag: each.state for each in outcomes} == {
+        assert {outcome.tag: outcome.state for outcome in outcomes} == {
             "a": "unknown",
             "b": "confirmed",
             "c": "confirmed",
@@ -1147,7 +1147,7 @@ def test_what_a_batch_has_sent_is_recorded_even_if_its_channel_is_closed(
     batch.close()
     publish(publisher, "end", delay=1500)
 
-    assert [each.state for each in outcomes] == [*["confirmed"] * 5, "unknown"]
+    assert [outcome.state for outcome in outcomes] == [*["confirmed"] * 5, "unknown"]
     assert set(bodies(collect(consumer, [QUEUE], 2))) == {"4", "end"}
 
 

@@ -97,7 +97,7 @@ def test_one_dict_of_headers_may_be_changed_for_each_message_of_a_batch(
         time.sleep(0.2)
 
     arrivals = collect(connect(), [Queue("q")], 10)
-    assert {each.body: each.headers["number"] for each in arrivals} == {
+    assert {arrival.body: arrival.headers["number"] for arrival in arrivals} == {
         str(number): number for number in range(10)
     }
 
@@ -194,7 +194,7 @@ def test_of_twins_the_one_is_returned_whose_headers_found_no_queue(channel, outc
             twin = message(channel, "twin", {"kind": kind})
             batch.publish(twin, "kinds", "", mandatory=True, tag=(kind, len(outcomes)))
 
-    assert sorted((each.tag[0], each.state) for each in outcomes) == [
+    assert sorted((outcome.tag[0], outcome.state) for outcome in outcomes) == [
         (1, "confirmed"),
         (1, "confirmed"),
         (2, "returned"),
@@ -335,7 +335,11 @@ def test_a_connection_lost_before_a_delay_is_declared_leaves_all_of_the_batch_na
         else:
             publish()
 
-    assert [each.state for each in caught.value.outcomes] == ["unknown", "unknown", "discarded"]
+    assert [outcome.state for outcome in caught.value.outcomes] == [
+        "unknown",
+        "unknown",
+        "discarded",
+    ]
     assert all(f"'{body}'" in str(caught.value) for body in "abc")
     assert isinstance(caught.value.__cause__, OSError | RecoverableConnectionError)
     batch.close()
@@ -567,7 +571,7 @@ def test_what_amqp_cannot_write_is_told_and_the_others_go_on(channel, outcomes):
         send(batch, "also good", headers={"large": "x" * 130_900})
     bad = dict.fromkeys(("bad", "large", "no bytes"), "discarded")
     assert states(outcomes) == {"good": "confirmed", **bad, "also good": "confirmed"}
-    [text] = [each.reply_text for each in outcomes if each.tag == "large"]
+    [text] = [outcome.reply_text for outcome in outcomes if outcome.tag == "large"]
     assert re.search(r"take 131\d\d\d bytes, and at most 131064 fit .* raise frame_max", text)
 
 

@@ -55,11 +55,11 @@ def publish(connect, vhost):
 
     def publish(*ids, name="app.mail", delay=2000):
         published.extend(ids)
-        for each in ids:
+        for id_ in ids:
             connection.Producer().publish(
-                each,
+                id_,
                 routing_key="mail",
-                headers={"x-delay": delay, "task": name, "id": each},
+                headers={"x-delay": delay, "task": name, "id": id_},
             )
         journal = "kbd.v2.journal"
         wait_until(lambda: vhost.waiting(journal).get(journal, 0) >= len(published))
@@ -113,7 +113,7 @@ def test_what_is_rescheduled_arrives_at_the_later_time_and_once(run, publish, co
     assert done.exit_code == 0, done.output
     assert (begin + 5) * 1000 - 1 <= json.loads(done.stdout)["due"] <= (end + 5) * 1000
     arrivals = collect(connect(), [Queue("mail", no_declare=True)], 2, more=1)
-    at = {each.body: each.at for each in arrivals}
+    at = {arrival.body: arrival.at for arrival in arrivals}
     assert set(at) == {"early", "late"}
     assert len(arrivals) == 2
     assert at["late"] - begin >= 5
@@ -141,7 +141,7 @@ def test_what_would_be_forgotten_before_it_is_due_is_not_amended(run, publish, v
             r"choose only tasks that are due within that time",
             json.loads(refused.stdout)["error"],
         )
-    assert not any(each["name"] == "kbd.v2.amendments.ids" for each in vhost.queues())
+    assert not any(queue["name"] == "kbd.v2.amendments.ids" for queue in vhost.queues())
 
     done = json.loads(run(*select, "--due-before", "31d").stdout)
     assert done["ids"] == ["soon"]
@@ -403,9 +403,9 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
     def found(*arguments):
         done = run(*ladder, *arguments, "verify", "--json")
         return {
-            (each["severity"], each["what"], each["found"])
-            for each in json.loads(done.stdout)["differences"]
-            if "amendments" in each["what"] or "streams" in each["what"]
+            (load["severity"], load["what"], load["found"])
+            for load in json.loads(done.stdout)["differences"]
+            if "amendments" in load["what"] or "streams" in load["what"]
         }
 
     run(*ladder, "--no-amendments", "create")
@@ -488,7 +488,7 @@ def test_a_cancellation_that_rides_the_ladder_moves_with_what_it_cancels(  # noq
 
     assert is_riding
     assert json.loads(moved.stdout)["moved"] == 3, moved.output
-    assert [each.body for each in arrivals] == [f"kept {number}"]
+    assert [arrival.body for arrival in arrivals] == [f"kept {number}"]
 
 
 @pytest.mark.own_broker

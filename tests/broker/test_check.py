@@ -58,13 +58,15 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
     assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
     assert "declared 27 of the 27" in " ".join(first.output.split())
     assert f"1 s in {topology.prefix}.level-01.0001" in " ".join(first.output.split())
-    found = {each["what"]: each["said"] for each in json.loads(again.output)["findings"]}
+    found = {load["what"]: load["said"] for load in json.loads(again.output)["findings"]}
     assert found["topology"] == "all 27 parts that this delay needs existed already"
     assert found["transport"] == "the app uses kombu_binary_delay.transport:Transport"
     part = topology.base + topology.levels[0] + topology.levels[1]
-    assert {each["name"] for each in vhost.queues()} == {each.name for each in part.queues}
-    assert {each["name"] for each in vhost.exchanges()} == {each.name for each in part.exchanges}
-    assert not any("check" in each["destination"] for each in vhost.bindings())
+    assert {queue["name"] for queue in vhost.queues()} == {queue.name for queue in part.queues}
+    assert {exchange["name"] for exchange in vhost.exchanges()} == {
+        exchange.name for exchange in part.exchanges
+    }
+    assert not any("check" in binding["destination"] for binding in vhost.bindings())
 
 
 def test_users_who_may_do_no_more_than_delay_may_check(check, user, vhost):
@@ -147,7 +149,7 @@ def test_parts_of_the_ladder_that_nobody_may_declare_are_missed(check, vhost, to
 def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, topology):
     found = check("--json", options=("--lanes", "3"))
 
-    said = {each["what"]: each["said"] for each in json.loads(found.output)["findings"]}
+    said = {load["what"]: load["said"] for load in json.loads(found.output)["findings"]}
     assert found.exit_code == 0, found.output
     assert "declared 27 of the 27" in said["topology"]
     assert "-lane" in said["way"]
@@ -176,7 +178,7 @@ def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkey
     assert found.exit_code == 1, words
     assert "the message has not come" in words
     assert topology.parking in words
-    assert not [each for each in vhost.queues() if "check" in each["name"]]
+    assert not [queue for queue in vhost.queues() if "check" in queue["name"]]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_what_the_setting_relays_names_is_reached_where_nothing_is_declared(
 
     relay = small.queue_type == "quorum"
     bindings = json.loads(exported.output)["bindings"]
-    ways = [each["source"] for each in bindings if each["routing_key"] == "#.@..mail"]
+    ways = [binding["source"] for binding in bindings if binding["routing_key"] == "#.@..mail"]
     assert ways == [small.delivery if relay else small.to_queues]
     assert made.exit_code == 0, made.output
     settings = {"tick": 1000, "radix": 2, "levels": 4, "declare": "never", "relays": ["ma*"]}
@@ -185,7 +185,7 @@ def test_an_exchange_that_another_systems_ladder_does_not_know_is_refused(run, c
     done = run("--foreign-ladder", "celery", "create", "--exchange", "events")
 
     assert (done.exit_code, "does not know the exchange 'events'" in done.output) == (2, True)
-    assert not [each for each in vhost.exchanges() if "celery" in each["name"]]
+    assert not [exchange for exchange in vhost.exchanges() if "celery" in exchange["name"]]
 
 
 def test_status_draws_what_waits(run, slow, connect):
@@ -384,7 +384,7 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     assert "or run 'create --exchange' for each exchange" in beside.output
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
-    assert sum(each["messages"] for each in json.loads(there.output)["ladders"][0]["queues"]) == 2
+    assert sum(load["messages"] for load in json.loads(there.output)["ladders"][0]["queues"]) == 2
 
 
 def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_the_settings(
@@ -441,7 +441,9 @@ def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
 
 
 def waiting(vhost, *ladders):
-    return [sum(vhost.waiting(*(q.name for q in each.whole.queues)).values()) for each in ladders]
+    return [
+        sum(vhost.waiting(*(q.name for q in ladder.whole.queues)).values()) for ladder in ladders
+    ]
 
 
 #: Where the tests run under `nohup`, it would ignore SIGHUP.
@@ -645,7 +647,7 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     assert json.loads(settings_ladder_is_none.output)["exchanges"] == []
     *_, last = all_of_it.output.splitlines()
     assert json.loads(last)["keeps"] == []
-    assert not [each for each in vhost.exchanges() if each["name"].startswith("kbd")]
+    assert not [exchange for exchange in vhost.exchanges() if exchange["name"].startswith("kbd")]
 
 
 def test_the_amendments_of_programs_on_another_systems_ladder_stay(broker, run, tick, vhost):
@@ -663,7 +665,7 @@ def test_the_amendments_of_programs_on_another_systems_ladder_stay(broker, run, 
     going = [json.loads(each.output.splitlines()[-1])["queues"] for each in planned]
     assert [set(streams).issubset(each) for each in going] == [True, False, True]
     assert gone.exit_code == 0, gone.output
-    assert sorted(each["name"] for each in vhost.queues()) == streams
+    assert sorted(queue["name"] for queue in vhost.queues()) == streams
 
 
 def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, tick):
@@ -679,7 +681,7 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     queues = json.loads(made.output)["queues"]
     assert len([name for name in queues if "-urgent" not in name]) == 2 * 4 + 1
     assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
-    assert all(each["current"] for each in json.loads(shown.output)["ladders"])
+    assert all(load["current"] for load in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
     *first, last = (json.loads(line) for line in gone.stdout.splitlines())
     assert all(each["keeps"] for each in first)
@@ -792,10 +794,10 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     *_, last = gone.output.splitlines()
     assert (gone.exit_code, json.loads(last)["lost"]) == (0, 0)
     ladders = json.loads(shown.output)["ladders"]
-    held = {each["name"]: sum(one["messages"] for one in each["queues"]) for each in ladders}
+    held = {ladder["name"]: sum(one["messages"] for one in ladder["queues"]) for ladder in ladders}
     assert (held.pop(urgent.prefix), sum(held.values())) == ((1, 1) if is_filled else (0, 2))
-    assert held.keys() <= {each.prefix for each in one.lanes(2)}
-    assert all(each["current"] for each in ladders)
+    assert held.keys() <= {lane.prefix for lane in one.lanes(2)}
+    assert all(ladder["current"] for ladder in ladders)
 
 
 def test_what_is_migrated_is_in_the_journal_once(run, slow, connect):
@@ -813,7 +815,7 @@ def test_what_is_migrated_is_in_the_journal_once(run, slow, connect):
     listed = run(*wider, "tasks", "--source", "journal", "--json")
 
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
-    assert sorted(each["id"] for each in json.loads(listed.output)["tasks"]) == ["one", "two"]
+    assert sorted(load["id"] for load in json.loads(listed.output)["tasks"]) == ["one", "two"]
 
 
 def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917
@@ -994,8 +996,8 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
 
     assert [each.exit_code for each in (*moved, *parked, shown, drawn)] == [1] * 7
     for name, answers in ((level, moved), (old.parking, parked)):
-        for each in answers:
-            said = " ".join(each.output.split())
+        for answer in answers:
+            said = " ".join(answer.output.split())
             assert re.search(rf"{name}[^:]*: it has no leader, or is not up", said), said
     assert "nothing is parked" not in parked[0].output
     assert re.search(
@@ -1003,7 +1005,9 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
     )
     troubles = json.loads(shown.stdout)["troubles"]
     for name in (level, old.parking):
-        assert any(each.startswith(f"{name}: it has no leader") for each in troubles), troubles
+        assert any(trouble.startswith(f"{name}: it has no leader") for trouble in troubles), (
+            troubles
+        )
     assert "Redrive 1 message<" in page
     assert f"{old.parking}: it has no leader" in page
 

@@ -120,7 +120,7 @@ def run_console(code, page, vhost, processes, topology):
         elif command.startswith("rabbitmqctl list_queues") and topology.queue_type == "quorum":
             names = {line.split("\t")[0] for line in shown.splitlines()}
             assert names
-            assert names <= {each["name"] for each in vhost.queues()}
+            assert names <= {queue["name"] for queue in vhost.queues()}
         elif (tool := TOOL.match(command)) and tool["asked"].startswith(ASKED):
             ask(tool, shown, vhost)
 

@@ -58,9 +58,9 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
     channel.queue_delete(f"{level(1)}.1")
     channel.exchange_delete(level(2))
     channel.exchange_delete(f"{level(3)}.1")
-    for each in vhost.bindings():
-        if (each["source"], each["destination"]) == (small.mirror_name("events"), "orders"):
-            channel.queue_unbind("orders", each["source"], each["routing_key"])
+    for binding in vhost.bindings():
+        if (binding["source"], binding["destination"]) == (small.mirror_name("events"), "orders"):
+            channel.queue_unbind("orders", binding["source"], binding["routing_key"])
     channel.queue_bind("mail", level(0), "spy")
 
     found = json.loads(run("verify", "--json", "--declare", declare, code=1))
@@ -125,7 +125,7 @@ def test_what_a_program_binds_while_the_broker_is_read_stays(
 
     run("create", code=0)
 
-    ways = {(each["source"], each["destination"]) for each in vhost.bindings()}
+    ways = {(binding["source"], binding["destination"]) for binding in vhost.bindings()}
     assert begun
     assert (small.delivery, small.mirror_name("events")) in ways
 
@@ -139,11 +139,11 @@ def test_a_queue_that_is_exclusive_to_a_plain_program_hinders_no_repair(
     subscriber = connect("amqp").channel()
     Queue("mine", Exchange("events", "topic"), "k", exclusive=True)(subscriber).declare()
     mirror = small.mirror_name("events")
-    (repeated,) = (each for each in vhost.bindings() if each["source"] == mirror)
+    (repeated,) = (binding for binding in vhost.bindings() if binding["source"] == mirror)
     channel.queue_unbind("mail", mirror, repeated["routing_key"])
 
     run("verify", "--fix", code=1)
-    mended = [each["destination"] for each in vhost.bindings() if each["source"] == mirror]
+    mended = [binding["destination"] for binding in vhost.bindings() if binding["source"] == mirror]
     (left,) = json.loads(run("verify", "--json", code=1))["differences"]
     run("create", "--exchange", "events", code=0)
     refused = run("create", "--queue", "mine", code=2)

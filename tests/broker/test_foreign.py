@@ -130,9 +130,9 @@ def test_what_comes_by_a_foreign_ladder_is_unwrapped_whatever_its_delay_and_retr
             )
 
     arrivals = collect(connection, queues, 8)
-    assert [each.headers for each in arrivals] == [{}] * 8
+    assert [arrival.headers for arrival in arrivals] == [{}] * 8
     # Its ladder knows no exchange, so a retry goes to the queue that the message came from.
-    assert {(each.queue, each.exchange, each.key) for each in arrivals} == {
+    assert {(arrival.queue, arrival.exchange, arrival.key) for arrival in arrivals} == {
         ("q", "", "q"),
         ("topical", "", "topical"),
     }
@@ -140,7 +140,7 @@ def test_what_comes_by_a_foreign_ladder_is_unwrapped_whatever_its_delay_and_retr
     plain = connect("amqp").default_channel
     for name in ("celery_delayed_delivery", *(f"celery_delayed_{n}" for n in range(28))):
         plain.exchange_delete(name)
-    for came in {each.queue: each for each in arrivals}.values():
+    for came in {arrival.queue: arrival for arrival in arrivals}.values():
         publish(connection, "again", came.key, 250, exchange=came.exchange)
     assert {each.queue for each in collect(connection, queues, 2)} == {"q", "topical"}
 

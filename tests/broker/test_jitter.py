@@ -193,7 +193,7 @@ def test_a_message_that_is_moved_keeps_its_due_time(vhost, broker, connect):
     with vhost.connect() as connection:
         channel = connection.channel()
         levels = [row["name"] for row in vhost.queues() if row["name"].startswith(new.prefix)]
-        (message,) = filter(None, (channel.basic_get(each, no_ack=True) for each in levels))
+        (message,) = filter(None, (channel.basic_get(level, no_ack=True) for level in levels))
     headers = message.headers
     micros = (eta - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     due = -(-(micros + spread(name, 36_000_000_000)) // 1000)

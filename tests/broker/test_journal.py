@@ -158,7 +158,7 @@ def test_a_task_is_called_a_task_only_where_celery_knows_its_eta(journalling, ev
     task(journalling, eta=hence(3600))
     task(journalling, **{"x-delay": 3_600_000})
     # For the second, no event would say that it has been executed.
-    called = [(each.get("task"), each.get("name"), each["retries"]) for each in events(2)]
+    called = [(event.get("task"), event.get("name"), event["retries"]) for event in events(2)]
     assert called == [("shop.pay", None, 3), (None, "shop.pay", 3)]
 
 
@@ -171,7 +171,7 @@ def test_the_arguments_of_a_task_that_waits_are_noted_up_to_a_length(
     task(journalling, eta=hence(-60))
     task(journalling, eta=hence(3600), argsrepr=["no text"])
     collect(journalling, [Queue("mail")], 2)
-    noted = [(each.get("args"), each.get("kwargs")) for each in events(5)]
+    noted = [(event.get("args"), event.get("kwargs")) for event in events(5)]
     assert sorted(noted, key=str) == [
         ("('secret',)", "{}" * 126 + "{..."),
         *[(None, None)] * 4,
@@ -431,7 +431,7 @@ def test_of_the_tasks_that_end_in_an_alarm_few_wait(own_broker, app, executed, v
     # The broker may have read the second, which was sent in the alarm, twice.
     count = vhost.waiting("kbd.v2.journal")["kbd.v2.journal"]
     events = of_stream(vhost, "kbd.v2.journal", count)
-    assert {each["id"] for each in events} == set("123456789")
+    assert {event["id"] for event in events} == set("123456789")
 
 
 def test_in_an_outage_one_task_waits_for_a_moment_and_the_others_only_look(
@@ -511,7 +511,7 @@ def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
     else:
         channel.basic_publish(message, "", "mail")
     collect(connection, [Queue("mail")], 1)
-    found = [(each["event"], each["id"], each["key"], each.get("hops")) for each in events(2)]
+    found = [(event["event"], event["id"], event["key"], event.get("hops")) for event in events(2)]
     assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
 
 
@@ -524,7 +524,7 @@ def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(
     stock.Producer().publish("[]", routing_key="mail", headers=eta)
     publish(ours, 300)
     collect(ours, [Queue("mail")], 2)
-    assert {each["id"] for each in events(2)} == {"m-1"}
+    assert {event["id"] for event in events(2)} == {"m-1"}
 
 
 def test_the_journal_is_off_unless_asked_for(connect, collect, vhost):
@@ -724,8 +724,8 @@ def who_writes(vhost):
 def test_a_refused_event_fails_no_later_publish(connect, collect, who_writes, caplog):
     writer.warnings.clear()  # another test may have been warned
     queues = [Queue("mail"), Queue("other")]
-    for each in queues:
-        each(connect().default_channel).declare()
+    for queue in queues:
+        queue(connect().default_channel).declare()
     url = who_writes("kbd.*|mail|other")
     connection = connect(url=url, binary_delay={"journal": "stream"})
     producer, delayed = connection.Producer(), {"x-delay": 10}

@@ -114,7 +114,7 @@ class Selectors(dict[str, set[str]]):
 
     def _walk(self, node: Any) -> None:
         if isinstance(node, promql_parser.VectorSelector):
-            labels = {each.name for each in node.matchers.matchers}
+            labels = {matcher.name for matcher in node.matchers.matchers}
             self.setdefault(str(node.name), set()).update(labels)
         for name in ("lhs", "rhs", "expr", "vector_selector"):
             if (below := getattr(node, name, None)) is not None:
@@ -229,7 +229,8 @@ def test_alerts_fire_for_what_is_wrong_and_not_for_what_is_busy(broker, ladder, 
         busy.delete()
 
     where = {
-        name: {(each["vhost"], each["queue"]) for each in labels} for name, labels in firing.items()
+        name: {(label["vhost"], label["queue"]) for label in labels}
+        for name, labels in firing.items()
     }
     assert where == {
         "BinaryDelayLevelStuck": {(ladder.vhost, f"{SMALL.level_name(3)}.1")},
@@ -351,8 +352,8 @@ def test_what_fires_within_45_minutes(tmp_path, name):
     )
     names = {"Stuck": "LevelStuck"}
     expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(each, each)}"}}', "value": 1}
-        for each in sorted(fires)
+        {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
+        for fire in sorted(fires)
     ]
     by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
 
@@ -395,7 +396,7 @@ def published(by, values):
 
 def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
     in_lane = f"{SMALL.lanes(2)[1].level_name(0)}.1"
-    panels = {each["title"]: each["targets"] for each in json.loads(grafana(SMALL))["panels"]}
+    panels = {load["title"]: load["targets"] for load in json.loads(grafana(SMALL))["panels"]}
     series = [
         *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
         *in_cluster("late", case("5x200", ready=NONE, queue=in_lane)[:3]),

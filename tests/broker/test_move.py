@@ -135,7 +135,7 @@ def allow(broker, vhost):
 
 def waiting(vhost, topology):
     """Count what waits in a ladder, by the queues that hold any."""
-    counts = vhost.waiting(*(each.name for each in topology.whole.queues))
+    counts = vhost.waiting(*(queue.name for queue in topology.whole.queues))
     return {name: count for name, count in counts.items() if count}
 
 
@@ -212,8 +212,8 @@ def test_what_cannot_be_decoded_stays_parked_as_it_came_and_holds_up_no_other(
         runs.append(redrive(plain, small, operator.management))
         wait_until(lambda: vhost.waiting(small.parking) == {small.parking: odd})
 
-    assert [(each.sent, each.unreadable) for each in runs] == [(6, odd), *[(0, odd)] * 5]
-    assert all("cannot be decoded: " in reason for each in runs for reason in each.reasons)
+    assert [(run.sent, run.unreadable) for run in runs] == [(6, odd), *[(0, odd)] * 5]
+    assert all("cannot be decoded: " in reason for run in runs for reason in run.reasons)
     assert vhost.waiting("mail") == {"mail": 6}
     nobody = Destination("", "")
     away = redrive(plain, small, operator.management, only=nobody, to=Destination("", "mail"))
@@ -223,7 +223,7 @@ def test_what_cannot_be_decoded_stays_parked_as_it_came_and_holds_up_no_other(
     # RabbitMQ adds headers.
     for raw in RAW.values():
         values = [each[4:] if name == HEADERS else each for name, each in split(raw).items()]
-        assert any(all(each in came for each in values) for _, came in found)
+        assert any(all(value in came for value in values) for _, came in found)
 
 
 def raw_messages(vhost, queue):
@@ -250,9 +250,9 @@ def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
     assert by_destination(found) == {("", "gone"): (3, 0), ("events", "order.paid"): (0, 1)}
     assert found.reasons == ("1 stays: returned: NO_ROUTE",)
     arrivals = collect(parked, [queue], 3)
-    assert [(each.body, each.exchange, each.key, each.headers) for each in arrivals] == [
-        ("1000", "", "gone", {"mine": 1})
-    ] * 3
+    assert [
+        (arrival.body, arrival.exchange, arrival.key, arrival.headers) for arrival in arrivals
+    ] == [("1000", "", "gone", {"mine": 1})] * 3
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
 
 
@@ -420,7 +420,7 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     # As a consumer without the transport, and one of another namespace, would send it again.
     keys = [theirs.address(("1", "0"), Destination("", "mail")), "mail"]
     exchange = theirs.delivery
-    park(plain, small, *(small.address((), Destination(exchange, each)) for each in keys))
+    park(plain, small, *(small.address((), Destination(exchange, key)) for key in keys))
 
     found = redrive(plain, small)
     for each in (exchange, theirs.to_queues):
@@ -445,7 +445,7 @@ def test_a_destination_that_this_user_may_not_ask_about_holds_up_no_other(
     with plain() as connection:
         create(connection, small, small.base)
         Queue("mail")(connection.channel()).declare()
-    park(plain, small, *(small.address((), Destination(*each)) for each in places))
+    park(plain, small, *(small.address((), Destination(*place)) for place in places))
 
     found = redrive(partial(Connection, user(**rights)), small)
 
@@ -481,7 +481,7 @@ def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(p
         (names[0], "mail"): (0, 1),
         (names[1], "mail"): (0, 1),
     }
-    assert sum("too long for RabbitMQ to report" in each for each in found.reasons) == 2
+    assert sum("too long for RabbitMQ to report" in reason for reason in found.reasons) == 2
 
 
 def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vhost, small):
@@ -769,13 +769,13 @@ def test_what_must_stay_is_looked_at_once_in_a_run_and_holds_up_nothing_behind_i
 
     runs: list[Any] = []
     for number in range(5):
-        expected = {name: 2 + number - sum(each.moved for each in runs)}
+        expected = {name: 2 + number - sum(run.moved for run in runs)}
         wait_until(partial(came_back, vhost, tall, expected))
         taller = Topology(Ladder.binary(13, 1000), queue_type=tall.queue_type)
         runs.append(operator.migrate(tall, taller, **{**TALL, "levels": 13}))
         publish(connection, "mail", HOUR)
 
-    assert [(each.moved, each.left) for each in runs] == [(1, 1)] * 5
+    assert [(run.moved, run.left) for run in runs] == [(1, 1)] * 5
     why = "cannot be published again: .*use a shorter delay.*raise the queue's delivery-limit"
     assert re.search(why, runs[-1].reasons[0])
     wait_until(lambda: waiting(vhost, tall) == {name: 2})
@@ -924,8 +924,8 @@ def test_a_message_with_blind_copies_is_moved_with_them(connect, collect, tall, 
         arrivals = collect(connection, queues, 2, timeout=attempt.limit)
 
     assert (done.moved, done.left) == (1, 0)
-    assert sorted(each.queue for each in arrivals) == ["audit", "mail"]
-    assert [each.headers for each in arrivals] == [{}] * 2
+    assert sorted(arrival.queue for arrival in arrivals) == ["audit", "mail"]
+    assert [arrival.headers for arrival in arrivals] == [{}] * 2
 
 
 def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
@@ -956,7 +956,7 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
         arrivals = collect(connect("amqp"), [queue], 3, timeout=attempt.limit)
 
     assert (done.moved, done.kept) == (1, 2)
-    at = {each.body: each.at for each in arrivals}
+    at = {arrival.body: arrival.at for arrival in arrivals}
     assert set(at) == {"a", "b", "later"}
     assert operator.vhost.waiting("other") == {"other": 3}, "it has its own copies"
     assert at["later"] >= due.timestamp()
@@ -992,7 +992,7 @@ def test_nservicebus_moves_from_its_first_ladder_to_its_second(broker, connect, 
     assert done.left == 0
     assert done.moved in (len(VECTORS), len(VECTORS) - 1)
     wait_until(lambda: vhost.waiting(name)[name] >= 1)
-    waiting = vhost.waiting(*(each.name for each in v2.whole.queues))
+    waiting = vhost.waiting(*(queue.name for queue in v2.whole.queues))
     # Those that are in one for half a minute at least, however long all of this took.
     levels = [level for (_, elapsed), (_, level) in VECTORS.items() if level > 5]
     assert {key for key, count in waiting.items() if count} >= {
@@ -1017,7 +1017,7 @@ def level_at(ladder, delay, elapsed):
     waits = [
         level for level, digit in zip(range(len(digits))[::-1], digits, strict=True) if "1" in digit
     ]
-    left = {level: sum(2**each for each in waits if each < level) for level in waits}
+    left = {level: sum(2**wait for wait in waits if wait < level) for level in waits}
     return next(level for level in waits if delay - elapsed >= left[level])
 
 
@@ -1139,7 +1139,7 @@ def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue
         kept = operator.migrate("tasks", taller, **{**TALL, "levels": 13})
 
     assert (moved.moved, moved.poison, moved.left) == (1, 3, 0)
-    assert any(f"in {each.name!r}" in moved.reasons[0] for each in tall.whole.queues)
+    assert any(f"in {queue.name!r}" in moved.reasons[0] for queue in tall.whole.queues)
     assert (kept.kept, kept.left, kept.poison) == (1, 2, 0)
     assert vhost.waiting("other", "tasks") == {"other": copies, "tasks": 3}
     found = [Properties(each) for _, each in raw_messages(vhost, moved.poison_queue)]
@@ -1183,8 +1183,8 @@ def test_what_cannot_be_read_goes_to_the_poison_queue(connect, small, collect, o
 
     assert (done.moved, done.poison) == (0, 2)
     arrivals = collect(connect("amqp"), [Queue(done.poison_queue, no_declare=True)], 2)
-    assert {each.body for each in arrivals} == {"?", "??"}
-    assert {each.headers["x-binary-delay-poison"]["queue"] for each in arrivals} == {
+    assert {arrival.body for arrival in arrivals} == {"?", "??"}
+    assert {arrival.headers["x-binary-delay-poison"]["queue"] for arrival in arrivals} == {
         f"{old.level_name(3)}.1"
     }
 
@@ -1250,7 +1250,7 @@ def test_transfer_takes_what_waits_to_another_virtual_host(
             other.delete()
 
     assert done.moved == 2
-    assert all(each.at - attempt.began >= float(each.body) / 1000 for each in arrivals)
+    assert all(arrival.at - attempt.began >= float(arrival.body) / 1000 for arrival in arrivals)
     assert operator.vhost.waiting(name) == {name: 0}
 
 
@@ -1289,7 +1289,7 @@ def numbers(vhost, topology):
     """Consume what waits in a ladder, and return how often each number is there."""
     found: Counter[int] = Counter()
     with vhost.connect() as reader:
-        for name in vhost.waiting(*(each.name for each in topology.whole.queues)):
+        for name in vhost.waiting(*(queue.name for queue in topology.whole.queues)):
             channel = reader.channel()
             while (message := channel.basic_get(name, no_ack=True)) is not None:
                 found[message.headers["number"]] += 1
@@ -1341,7 +1341,7 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
     assert process.wait(300) == 0
     process.stdout.close()
 
-    assert not any(vhost.waiting(*(each.name for each in old.whole.queues)).values())
+    assert not any(vhost.waiting(*(queue.name for queue in old.whole.queues)).values())
     found = numbers(vhost, Topology(Ladder.binary(10, 1000), queue_type=kind))
     assert found.keys() == set(range(4000))
 
@@ -1360,7 +1360,9 @@ def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
 
     assert (done.moved, done.left) == (0, 1)
     assert "longer than 15 s" in done.reasons[0]
-    wait_until(lambda: sum(vhost.waiting(*(each.name for each in old.whole.queues)).values()) == 1)
+    wait_until(
+        lambda: sum(vhost.waiting(*(queue.name for queue in old.whole.queues)).values()) == 1
+    )
 
 
 ODD = [

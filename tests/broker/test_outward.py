@@ -209,9 +209,9 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
                 producer.publish("-", routing_key="q", headers={"x-delay": 125 << level})
     # then: whatever their digits are, messages find their way again
     ticks = [1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24]
-    for each in ticks:
+    for tick in ticks:
         with new.Producer() as producer:
-            producer.publish(each, routing_key="q", headers={"x-delay": each * 125})
+            producer.publish(tick, routing_key="q", headers={"x-delay": tick * 125})
     arrived: set[object] = set()
     while not arrived.issuperset(ticks):
         arrived |= {each.body for each in collect(new, [queue], 1)}
@@ -811,7 +811,7 @@ def test_a_binding_without_a_queue_and_a_key_is_that_of_the_queue_declared_last(
 
     arrivals = collect(connection, [Queue("mine", no_declare=True)], 2)
 
-    assert [each.body for each in arrivals] == ["now", "later"]
+    assert [arrival.body for arrival in arrivals] == ["now", "later"]
 
 
 def test_a_channel_that_the_broker_closed_is_in_no_transaction_any_more(connect):

@@ -594,7 +594,11 @@ def made_beforehand(connect, topology):
     channel = administrator.default_channel
     part = sum(topology.levels[:4], topology.base) + topology.mirror("events")
     part += sum(topology.for_urgent().levels[:4], topology.direct_base)
-    part += Part(bindings=tuple(each for n in range(4) for each in topology.direct_bindings(n)))
+    part += Part(
+        bindings=tuple(
+            direct_binding for n in range(4) for direct_binding in topology.direct_bindings(n)
+        )
+    )
     events = Exchange("events", "topic")
     for name, key in (("mail", "order.*"), ("secret", "secret.#")):
         Queue(name, events, key, channel=channel).declare()
@@ -608,9 +612,9 @@ def made_beforehand(connect, topology):
         channel.exchange_declare(
             exchange.name, exchange.type, durable=True, auto_delete=False, arguments=arguments
         )
-    for each in part.bindings:
-        bind = channel.queue_bind if each.to_queue else channel.exchange_bind
-        bind(each.destination, each.source, each.key, arguments=dict(each.arguments))
+    for binding in part.bindings:
+        bind = channel.queue_bind if binding.to_queue else channel.exchange_bind
+        bind(binding.destination, binding.source, binding.key, arguments=dict(binding.arguments))
     return connect(binary_delay=NEVER)
 
 
@@ -626,7 +630,7 @@ def test_without_the_right_to_declare_a_publisher_needs_to_write_to_the_levels_o
 
     arrivals = collect(consumer, [Queue("mail", no_declare=True)], 2)
 
-    assert {each.body: (each.exchange, each.key) for each in arrivals} == {
+    assert {arrival.body: (arrival.exchange, arrival.key) for arrival in arrivals} == {
         1: ("", "mail"),
         2: ("events", "order.paid"),
     }
@@ -720,7 +724,7 @@ def test_who_may_write_to_the_levels_reaches_every_queue_that_the_ladder_leads_t
         publish(user, key, exchange, key)
 
     arrivals = collect(made_beforehand, [Queue("secret", no_declare=True)], 2)
-    assert {each.body for each in arrivals} == {"secret", "secret.plan"}
+    assert {arrival.body for arrival in arrivals} == {"secret", "secret.plan"}
 
 
 def test_who_may_write_to_the_levels_reaches_nothing_that_the_ladder_does_not_lead_to(
@@ -756,12 +760,12 @@ def test_each_exchange_that_a_publisher_writes_to_gets_a_topic_permission_and_no
 ):
     one = Topology(queue_type=queue_type, layout=layout)
     ladders = [one, *one.lanes(2), one.for_urgent()]
-    part = sum((each.whole + each.direct_base for each in ladders), one.mirror("x.level-00"))
+    part = sum((ladder.whole + ladder.direct_base for ladder in ladders), one.mirror("x.level-00"))
 
-    assert restricted(each.name for each in part.exchanges) == {
+    assert restricted(exchange.name for exchange in part.exchanges) == {
         name
-        for each in ladders
-        for name in (each.direct, *(each.level_name(n) for n in range(each.ladder.levels)))
+        for ladder in ladders
+        for name in (ladder.direct, *(ladder.level_name(n) for n in range(ladder.ladder.levels)))
     }
 
 

@@ -57,10 +57,10 @@ def test_delays_arrive_in_due_order_where_the_exchange_routes_them(connect, coll
         for delay in delays:
             send(connection, delay, "x", "order.paid", delay)
         arrivals = collect(connection, [mine], len(delays), more=0)
-        assert sorted(each.body for each in arrivals) == sorted(delays)
-        assert all(each.at >= start + each.body / 1000 for each in arrivals)
-        assert {(each.exchange, each.key) for each in arrivals} == {("x", "order.paid")}
-        orders.append([each.body for each in arrivals])
+        assert sorted(arrival.body for arrival in arrivals) == sorted(delays)
+        assert all(arrival.at >= start + arrival.body / 1000 for arrival in arrivals)
+        assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {("x", "order.paid")}
+        orders.append([arrival.body for arrival in arrivals])
         if orders[-1] == due:
             break
     assert orders[-1] == due, orders
@@ -146,7 +146,7 @@ def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(own_broker, v
     with Connection(vhost.url, transport=path) as connection:
         arrivals = collect(connection, [queue], 3)
 
-    judged = [each for each in arrivals if each.body != "makes the ladder"]
+    judged = [arrival for arrival in arrivals if arrival.body != "makes the ladder"]
     assert sorted(each.body for each in judged) == delays
     assert all(each.at >= sent + each.body / 1000 for each in judged)
 
@@ -179,5 +179,5 @@ def test_a_dead_letter_is_not_delayed_and_verify_says_so(broker, vhost, connect,
     assert (death["reason"], death["queue"]) == ("rejected", "q")
     found = verify(Management.of(connection, broker.management_url), topology)
     assert found.sound
-    [note] = [each for each in found.differences if each.what == "exchange x"]
+    [note] = [difference for difference in found.differences if difference.what == "exchange x"]
     assert note.found == "what q dead-letters goes there, as delayed messages do"

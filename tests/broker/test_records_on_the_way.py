@@ -47,7 +47,7 @@ def riding_while(connect, step):
 def in_levels(connection, topology, queues):
     """Take the records that wait, each with its level's queue."""
     channel = connection.channel()
-    taken = ((each, channel.basic_get(each.name)) for each in sources(topology, queues))
+    taken = ((source, channel.basic_get(source.name)) for source in sources(topology, queues))
     return [(each, message) for each, message in taken if message is not None]
 
 
@@ -95,7 +95,7 @@ def test_a_stream_that_is_made_again_gets_the_records_that_are_on_their_way(conn
     stream = parts.stream_name("kbd", parts.IDS)
     riding_while(connect, lambda: vhost.broker.api("DELETE", f"queues/{vhost.name}/{stream}"))
     topology = Topology()
-    levels = [each.name for level in topology.levels[:3] for each in level.queues]
+    levels = [queue.name for level in topology.levels[:3] for queue in level.queues]
     wait_until(lambda: not sum(vhost.waiting(*levels).values()))
 
     cancel("another", connection=connect())
@@ -170,7 +170,7 @@ def test_a_record_that_is_to_come_twice_is_moved_twice_each_for_its_own_time(con
 
     assert (done.moved, done.left) == (2, 0)
     channel, queues = connect("amqp").channel(), {row["name"]: row for row in vhost.queues()}
-    taken = [channel.basic_get(each.name) for each in sources(new, queues)]
+    taken = [channel.basic_get(source.name) for source in sources(new, queues)]
     found = [each.headers["x-binary-delay"]["due"] for each in taken if each is not None]
     # They reach the stream a second before.
     assert sorted(found) == [each - 1000 for each in dues]

@@ -79,7 +79,7 @@ def deliver(connection: Connection) -> bool:
 
 def as_the_broker_has_it(vhost: VHost, connections: Iterable[Connection]) -> list[dict[str, Any]]:
     """Ask the broker, which knows a connection by its client's port."""
-    ports = [each.connection.sock.getsockname()[1] for each in connections]
+    ports = [connection.connection.sock.getsockname()[1] for connection in connections]
 
     def listed() -> list[dict[str, Any]] | None:
         found = vhost.broker.api("GET", f"vhosts/{vhost.name}/connections")
@@ -281,7 +281,7 @@ def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
     vhost, trusted, urls, transport, found
 ):
     app = Celery(set_as_current=False)
-    app.conf.broker_url = [f"amqp://{each}" if each == NOBODY else at(vhost, each) for each in urls]
+    app.conf.broker_url = [f"amqp://{url}" if url == NOBODY else at(vhost, url) for url in urls]
     app.conf.broker_transport = transport
     target = Target.of(app, None, None, {})
 

@@ -144,11 +144,11 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
 
     assert "Cancel 2 tasks" in planned.text
     rows = [f'{queue}</th><td class="number">1<' for queue in ("mail", "mail.high")]
-    assert all(each in planned.text for each in rows)
+    assert all(row in planned.text for row in rows)
     assert "one" in still
     assert "2 tasks cancelled" in done.text
     assert "2 tasks cancelled" in again.text
-    said = [each.getMessage() for each in caplog.records if "cancel of" in each.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "cancel of" in record.getMessage()]
     assert said == ["somebody at testclient: cancel of one two"], "once, though confirmed twice"
     until(client, "/tasks", counted(2), "2 cancelled or superseded tasks are not shown")
     until(client, "/task?id=one", "is cancelled")
@@ -227,9 +227,9 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
     wait_until(
         lambda: (
             sum(
-                each.get("messages", 0)
-                for each in vhost.queues()
-                if each["name"].startswith(topology.prefix)
+                queue.get("messages", 0)
+                for queue in vhost.queues()
+                if queue["name"].startswith(topology.prefix)
             )
             == 3
         )
@@ -310,12 +310,12 @@ def test_what_is_parked_is_counted_and_redriven(publish, pages, connect, vhost, 
     plans = [
         client.post("/plan", data={"action": "redrive", "token": token(now)}) for _ in range(2)
     ]
-    forms = [{"key": each.url.params["key"], "token": token(each.text)} for each in plans]
+    forms = [{"key": plan.url.params["key"], "token": token(plan.text)} for plan in plans]
     done = client.post("/act", data=forms[0])
     wait_until(lambda: vhost.waiting(topology.parking) == {topology.parking: 1})
     rest = client.post("/act", data=forms[1])
 
-    assert all("Redrive 3 messages" in each.text for each in plans)
+    assert all("Redrive 3 messages" in plan.text for plan in plans)
     assert "2 sent on, 1 still parked. 1 stays: the queue &#39;away&#39; does not" in done.text
     assert "0 sent on, 1 still parked. 1 stays: the queue &#39;away&#39; does not" in rest.text
     assert "2 are not there any more, or another program is reading them. These" in rest.text
@@ -379,7 +379,7 @@ def test_the_ladder_for_urgent_messages_is_missed_where_nobody_declares_it(pages
     # As RabbitMQ 4.0 to 4.2 need it.
     monkeypatch.setattr(Topology, "keeps_urgent_apart", lambda *_: True)
     ladders = [Topology().prefix, Topology().for_urgent().prefix]
-    missing = [f"</strong> (<code>{each}</code>): missing" for each in ladders]
+    missing = [f"</strong> (<code>{ladder}</code>): missing" for ladder in ladders]
 
     now = until(pages(settings={"declare": "never"}), "/now", *missing)
 

@@ -137,7 +137,7 @@ class Program(ABC):
 
     def in_order(self, arrivals: list[Arrival], bodies: list[Any]) -> None:
         """They arrived in this order."""
-        assert [each.body for each in arrivals] == bodies
+        assert [arrival.body for arrival in arrivals] == bodies
 
     def delay_of(self, body: Any) -> float:
         """Return the delay that this body was published with, in milliseconds."""

@@ -167,8 +167,8 @@ class RealProgram(Program):
 
         :raises TooSlowError: where they did not, since the machine may have stalled.
         """
-        if [each.body for each in arrivals] != bodies:
-            raise TooSlowError(f"{[each.body for each in arrivals]} and not {bodies}")
+        if [arrival.body for arrival in arrivals] != bodies:
+            raise TooSlowError(f"{[arrival.body for arrival in arrivals]} and not {bodies}")
 
     def _consume(self, channel: Any, name: str, arrivals: list[Arrival]) -> None:
         def receive(body: Any, message: Any) -> None:

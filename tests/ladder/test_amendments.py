@@ -133,8 +133,8 @@ def test_a_record_that_is_too_large_is_ignored():
 @settings(max_examples=10)
 def test_many_ids_are_split_into_records_that_name_each_once(ids):
     records = split(ids, NOW)
-    assert [name for each in records for name in each.names] == list(dict.fromkeys(ids))
-    assert all(0 < len(each.names) <= MAX_IDS for each in records)
+    assert [name for record in records for name in record.names] == list(dict.fromkeys(ids))
+    assert all(0 < len(record.names) <= MAX_IDS for record in records)
 
 
 # -- cancel ------------------------------------------------------------------------------------

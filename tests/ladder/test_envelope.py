@@ -109,7 +109,9 @@ def test_each_key_of_cc_and_bcc_becomes_an_address_and_no_consumer_sees_those_of
     headers = wrapped["application_headers"]
     assert "BCC" not in headers, "RabbitMQ would take it off, and may forget its keys"
     keys = [each for name in ("CC", "BCC") for each in given.get(name, ())]
-    assert [parse_address(each)[1] for each in headers["CC"]] == [Destination("x", e) for e in keys]
+    assert [parse_address(header)[1] for header in headers["CC"]] == [
+        Destination("x", e) for e in keys
+    ]
     seen = {name: given[name] for name in given if name != "BCC"}
     # When its own queue dead-letters it, RabbitMQ lists all keys by which it came.
     came = {"queue": "q", "exchange": "x", "routing-keys": [key, *headers["CC"]]}

@@ -126,7 +126,7 @@ def test_celerys_ladder_is_known_by_the_names_that_kombu_gives_it_with_any_prefi
 
     assert [ladder.level_name(level) for level in range(-1, 28)] == [delivery, *levels]
     assert {ladder_of_name(each) for each in (delivery, *levels)} == {ladder}
-    assert {each.name for each in ladder.whole.queues} == set(levels)
+    assert {queue.name for queue in ladder.whole.queues} == set(levels)
     assert ladder.is_named_in(f"no access to exchange '{levels[0]}' in vhost '/'")
 
 
@@ -170,7 +170,7 @@ def test_the_names_and_arguments_of_nservicebus_are_its_own():
         "x-dead-letter-exchange": "nsb.delay-delivery",
     }
     level = NSERVICEBUS.levels[27]
-    assert {(each.destination, each.key, each.to_queue) for each in level.bindings} == {
+    assert {(binding.destination, binding.key, binding.to_queue) for binding in level.bindings} == {
         ("nsb.v2.delay-level-27", "1.#", True),
         ("nsb.v2.delay-level-26", "0.#", False),
     }

@@ -156,16 +156,16 @@ def test_what_a_message_passes_is_all_that_it_needs_of_a_ladder(data, ladder, la
     kept |= {each.name for each in topology.base.exchanges + topology.base.queues}
     unproven = {topology.level_of(digits), topology.direct_fallback}
     proven = tuple(
-        each
-        for each in whole.bindings
-        if {each.source, each.destination} <= kept
-        and each.destination != topology.delivery
-        and each.source not in unproven
+        binding
+        for binding in whole.bindings
+        if {binding.source, binding.destination} <= kept
+        and binding.destination != topology.delivery
+        and binding.source not in unproven
     )
     assert {*bindings} <= {*whole.bindings}
     needed = Part(
-        tuple(each for each in whole.exchanges if each.name in kept),
-        tuple(each for each in whole.queues if each.name in kept),
+        tuple(exchange for exchange in whole.exchanges if exchange.name in kept),
+        tuple(queue for queue in whole.queues if queue.name in kept),
         proven + bindings,
     )
     assert walk(needed, first, address) == walk(whole, first, address)

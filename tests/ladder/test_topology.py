@@ -52,8 +52,8 @@ def test_skip_bindings_are_the_gists_with_the_lowest_digit_first():
     assert [
         keys_from(skip.level_name(level), skip.levels[level]) for level in (3, 2, 1, 0)
     ] == wanted
-    leads = [each for each in skip.levels[3].bindings if each.source == skip.level_name(3)]
-    assert [each.destination for each in leads] == [
+    leads = [binding for binding in skip.levels[3].bindings if binding.source == skip.level_name(3)]
+    assert [lead.destination for lead in leads] == [
         *(f"{skip.level_name(level)}.1" for level in (3, 2, 1, 0)),
         skip.delivery,
     ]
@@ -77,7 +77,7 @@ def test_a_relay_is_whole_before_a_message_can_come_into_it():
     topology = Topology()
     part = topology.queue_relay("q")
     *before, last = part.in_order()
-    assert last == next(each for each in part.bindings if each.source == topology.delivery)
+    assert last == next(binding for binding in part.bindings if binding.source == topology.delivery)
     assert {*before} == {*part.queues, *part.exchanges, *part.bindings} - {last}
 
 

@@ -84,11 +84,11 @@ def judge(spark):
     ],
 )
 def test_a_journal_is_complete_until_its_last_export(spark, exports, verdict):
-    marks = [(s.COMPLETE, *[None] * 4, at(each), *[None] * 5) for each in exports]
+    marks = [(s.COMPLETE, *[None] * 4, at(export), *[None] * 5) for export in exports]
     journal = spark.createDataFrame([scheduled("gone"), *marks], s.JOURNAL)
     [row] = audit(None, journal).collect()
     assert (row.task_id, row.verdict) == ("gone", verdict)
-    told = [each for each in exports if each < END]
+    told = [export for export in exports if export < END]
     assert span(journal) == (None, at(max(told)) if told else None)
 
 
@@ -389,7 +389,7 @@ def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignore
     receipts = [receipt(name) for name in planted]
     receipts += [each for amended, *_ in planted.values() for each in amended]
     events = [
-        each for name, (_, at, due, _) in planted.items() for each in arrives(name, at, due=due)
+        row for name, (_, at, due, _) in planted.items() for row in arrives(name, at, due=due)
     ]
     events.append(scheduled("waits"))
     receipts += [receipt("waits"), amendment("waits", 10, s.RESCHEDULE, due=END + 100)]
@@ -642,9 +642,9 @@ def test_losses_among_many_are_found_exactly(judge):
 def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
     receipts = [receipt(f"{n}", hops=n % 2, due=100 + 3600 * (n % 2)) for n in range(1000)]
     events = [
-        each
+        row
         for n in range(1000)
-        for each in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
+        for row in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
     events = [(*each[:8], None, *each[9:]) for each in events]
     verdicts = judge(receipts, events).cache()

@@ -77,7 +77,7 @@ def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp
         "in the catalogue": 40,
         "read on": 60,
     }
-    files = [each for each in log_of(tmp_path).rglob("*") if each.is_file()]
-    logged = "".join(each.read_text(errors="replace") for each in files)
+    files = [path for path in log_of(tmp_path).rglob("*") if path.is_file()]
+    logged = "".join(file.read_text(errors="replace") for file in files)
     assert "SparkListenerConnectOperationStarted" in logged
     assert vhost.url not in logged

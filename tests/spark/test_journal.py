@@ -50,7 +50,7 @@ def written(vhost, count, journal="stream"):
 @pytest.fixture
 def write(vhost):
     def write(ids, journal="stream", countdown=1.0):
-        rows = [{"task": "t", "task_id": each, "countdown": countdown} for each in ids]
+        rows = [{"task": "t", "task_id": id_, "countdown": countdown} for id_ in ids]
         with written(vhost, len(rows), journal):
             # On the ladder with the fewest queues.
             settings = {"journal": journal, "radix": 2}
@@ -490,7 +490,7 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
 def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
     monkeypatch.setattr(_Stream, "start", lambda _: 0)
     reader = JournalSource({"broker": "amqp://nobody//"}).streamReader(StructType())
-    parts = [each.value for each in reader.partitions({"offset": 7}, {"offset": 600_000})]
+    parts = [partition.value for partition in reader.partitions({"offset": 7}, {"offset": 600_000})]
     assert parts == [(7, 250_007), (250_007, 500_007), (500_007, 600_000)]
 
 

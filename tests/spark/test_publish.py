@@ -87,7 +87,7 @@ def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_publish
     progress = run(reminders(500), slice_seconds=0.001, publishers=1, on_progress=reports.append)
     assert (progress.published, progress.failed, progress.remaining) == (500, 0, 0)
     assert (progress.by_send_task, progress.reasons) == (0, ())
-    assert [each.remaining for each in reports] == sorted(
+    assert [report.remaining for report in reports] == sorted(
         (t.remaining for t in reports), reverse=True
     )
     assert len(reports) == 4

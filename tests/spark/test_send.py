@@ -368,7 +368,7 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("actions", [[s.PUBLISH], [s.CANCEL], [s.CANCEL, s.PUBLISH]], ids=str)
 def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monkeypatch, actions):
-    rows = [{"action": each, "task": "t", "task_id": "1", "eta": MICROS} for each in actions]
+    rows = [{"action": action, "task": "t", "task_id": "1", "eta": MICROS} for action in actions]
     send(vhost, rows)
     monkeypatch.setattr(RecordChannel.wait_for_next, "__defaults__", (2.0,))
 
@@ -554,7 +554,7 @@ def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
 
 def keyed(*names):
     headers = json.dumps({"x-delay-key": "k"})
-    return [{"task": "t", "task_id": each, "countdown": 60.0, "headers": headers} for each in names]
+    return [{"task": "t", "task_id": name, "countdown": 60.0, "headers": headers} for name in names]
 
 
 def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vhost, monkeypatch):

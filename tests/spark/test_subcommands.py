@@ -123,7 +123,7 @@ def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tm
     given = ["--job-id", "j", "--receipts", tmp_path / "r", "--settings", '{"radix": 4}']
     done = tool("-b", vhost.url, "--namespace", "shop", "spark", "publish", reminders, *given)
     assert done.exit_code == 0, done.output
-    names = {each["name"] for each in vhost.queues() if "125ms" in each["name"]}
+    names = {queue["name"] for queue in vhost.queues() if "125ms" in queue["name"]}
     assert {name.partition(".")[0] for name in names} == {"shop"}
     assert all("-4x" in name for name in names)
 
@@ -410,4 +410,4 @@ def test_a_standalone_cluster_publishes_through_spark_submit(spark, reminders, v
     rows = spark.read.schema(s.RECEIPTS).parquet(receipts).collect()
     assert {row.status for row in rows} == {s.PUBLISHED}
     assert len(rows) == 30
-    assert any(each["name"].startswith("shop.") for each in vhost.queues())
+    assert any(queue["name"].startswith("shop.") for queue in vhost.queues())

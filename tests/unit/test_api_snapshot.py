@@ -90,7 +90,8 @@ class _Plain(str):
 def _signature(function: Any) -> str:
     signature = inspect.signature(function)
     parameters = [
-        each.replace(annotation=_plain(each.annotation)) for each in signature.parameters.values()
+        parameter.replace(annotation=_plain(parameter.annotation))
+        for parameter in signature.parameters.values()
     ]
     returns = _plain(signature.return_annotation)
     return str(signature.replace(parameters=parameters, return_annotation=returns))

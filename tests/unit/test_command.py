@@ -266,7 +266,7 @@ def test_what_is_to_be_made_has_all_streams():
     names = ["kbd.v2.journal", "kbd.v2.amendments.ids", "kbd.v2.amendments.keys"]
     for format_ in ("definitions", "terraform", "kubernetes"):
         done = CliRunner().invoke(binary_delay, ["--journal", "stream", "export", format_])
-        assert [each for each in names if each in done.output] == names
+        assert [name for name in names if name in done.output] == names
 
 
 @pytest.mark.parametrize("release", ["3.13", "4.0", "4.2.1", "4.3"])

@@ -57,13 +57,16 @@ BOUND = (
 def with_part(snapshot: Snapshot, part: Part, stale: tuple[Binding, ...] = ()) -> Snapshot:
     return Snapshot(
         {
-            **{each.name: {"name": each.name, "type": each.type} for each in part.exchanges},
+            **{
+                exchange.name: {"name": exchange.name, "type": exchange.type}
+                for exchange in part.exchanges
+            },
             **snapshot.exchanges,
         },
         {
             **{
-                each.name: {"name": each.name, "arguments": dict(each.arguments)}
-                for each in part.queues
+                queue.name: {"name": queue.name, "arguments": dict(queue.arguments)}
+                for queue in part.queues
             },
             **snapshot.queues,
         },
@@ -84,7 +87,7 @@ def mended(topology: Topology, snapshot: Snapshot) -> Snapshot:
 
 
 def grave(topology: Topology, snapshot: Snapshot) -> list[Any]:
-    return [each for each in faults(topology, snapshot) if each.severity != "note"]
+    return [fault for fault in faults(topology, snapshot) if fault.severity != "note"]
 
 
 @pytest.mark.parametrize("exchange", ["by-headers", "mails"])

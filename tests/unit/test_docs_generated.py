@@ -118,7 +118,7 @@ def headlines():
 def test_the_headline_figures_are_those_of_the_recorded_runs(page):
     words = re.sub(r"[\s*]+", " ", (ROOT / page).read_text())
 
-    assert [each for each in headlines() if each not in words] == []
+    assert [headline for headline in headlines() if headline not in words] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -129,7 +129,7 @@ def test_a_link_from_outside_of_the_site_leads_somewhere(page):
         assert linked.exists(), target
         if anchor:
             titles = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}
+            slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
             assert anchor in slugs, target
 
 
@@ -143,6 +143,6 @@ def test_a_reader_of_the_readme_can_follow_links_to_every_page():
             r"<!--.*?-->|^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
         )
         links = re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", shown)
-        to_read += {(page.parent / each).resolve() for each in links} - reached
+        to_read += {(page.parent / link).resolve() for link in links} - reached
 
     assert {page for page in pages() if page.is_relative_to(ROOT / "docs")} <= reached

@@ -122,7 +122,7 @@ def test_make_and_python_find_what_pages_name():
 
 def test_a_shell_can_read_every_command():
     for page, text in blocks("console", "sh", "bash"):
-        lines = [each[2:] for each in text.splitlines() if each.startswith(("$ ", "> "))]
+        lines = [line[2:] for line in text.splitlines() if line.startswith(("$ ", "> "))]
         script = "\n".join(lines)
         read = subprocess.run(
             ["/bin/bash", "-n"], input=script, text=True, capture_output=True, check=False

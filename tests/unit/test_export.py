@@ -85,21 +85,24 @@ def test_a_terraform_module_is_json_that_holds_the_part(part):
 
     assert module["variable"]["vhost"]["default"] == "a/vhost"
     assert {each["vhost"] for kind in kinds.values() for each in kind.values()} == {"${var.vhost}"}
-    assert all(each["lifecycle"]["prevent_destroy"] for each in queues.values())
+    assert all(queue["lifecycle"]["prevent_destroy"] for queue in queues.values())
     assert part == Part(
         tuple(
             Exchange(
-                text(each["name"]),
-                each["settings"]["type"],
-                tuple((it, text(of)) for it, of in each["settings"].get("arguments", {}).items()),
+                text(exchange["name"]),
+                exchange["settings"]["type"],
+                tuple(
+                    (it, text(of)) for it, of in exchange["settings"].get("arguments", {}).items()
+                ),
             )
-            for each in exchanges.values()
+            for exchange in exchanges.values()
         ),
         tuple(
             Queue(
-                text(each["name"]), arguments(json.loads(text(each["settings"]["arguments_json"])))
+                text(queue["name"]),
+                arguments(json.loads(text(queue["settings"]["arguments_json"]))),
             )
-            for each in queues.values()
+            for queue in queues.values()
         ),
         tuple(
             Binding(
@@ -157,19 +160,19 @@ def test_manifests_are_a_list_that_holds_the_part(part):
         assert document["spec"]["rabbitmqClusterReference"] == {"name": "a-cluster"}
     assert part == Part(
         tuple(
-            Exchange(each["name"], each["type"], arguments(each.get("arguments")))
-            for each in specs["Exchange"]
+            Exchange(spec["name"], spec["type"], arguments(spec.get("arguments")))
+            for spec in specs["Exchange"]
         ),
-        tuple(Queue(each["name"], arguments(each.get("arguments"))) for each in specs["Queue"]),
+        tuple(Queue(spec["name"], arguments(spec.get("arguments"))) for spec in specs["Queue"]),
         tuple(
             Binding(
-                each["source"],
-                each["destination"],
-                each["routingKey"],
-                each["destinationType"] == "queue",
-                arguments(each.get("arguments")),
+                spec["source"],
+                spec["destination"],
+                spec["routingKey"],
+                spec["destinationType"] == "queue",
+                arguments(spec.get("arguments")),
             )
-            for each in specs["Binding"]
+            for spec in specs["Binding"]
         ),
     )
 
@@ -198,7 +201,7 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
     documents = json.loads(kubernetes(part))["items"]
 
     assert [each["spec"]["name"] for each in documents if each["kind"] == "Queue"] == [
-        each.name for each in part.queues
+        queue.name for queue in part.queues
     ]
     named = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert all(is_kubernetes_name(name) for _, name in named), named

@@ -53,14 +53,16 @@ class Wire:
 def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
     theirs, ours, alone = Wire(frame_max), Wire(frame_max), Wire(frame_max)
     together = Messages(ours, 7)
-    for each in publishes:
-        each["properties"]["content_encoding"] = "utf-8"
-        arguments = dumps("Bssbb", (0, each["exchange"], each["routing_key"], *each["flags"]))
-        message = amqp.Message(each["body"], **each["properties"])
+    for publish in publishes:
+        publish["properties"]["content_encoding"] = "utf-8"
+        arguments = dumps(
+            "Bssbb", (0, publish["exchange"], publish["routing_key"], *publish["flags"])
+        )
+        message = amqp.Message(publish["body"], **publish["properties"])
         theirs.frame_writer(1, 7, spec.Basic.Publish, arguments, message)
-        encoded = EncodedMessage(each["body"], dict(each["properties"]), frame_max)
+        encoded = EncodedMessage(publish["body"], dict(publish["properties"]), frame_max)
         alone.frame_writer(1, 7, spec.Basic.Publish, arguments, encoded)
-        together.add(**each)
+        together.add(**publish)
     together.send()
     assert ours.written == alone.written == theirs.written
 

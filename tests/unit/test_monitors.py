@@ -107,16 +107,18 @@ def test_the_queries_are_about_these_queues_and_no_others(topology):
     ladders = [topology]
     if topology.is_ours:
         ladders = [topology, *topology.lanes(3), topology.for_urgent()]
-    queues = {queue.name for each in ladders for part in each.levels for queue in part.queues}
-    ways_in = {one.name for each in ladders for part in each.levels for one in part.exchanges}
+    queues = {queue.name for ladder in ladders for part in ladder.levels for queue in part.queues}
+    ways_in = {one.name for ladder in ladders for part in ladder.levels for one in part.exchanges}
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
     if topology.is_ours:
-        direct = [each.direct_queue(each.ladder.digits(each.ladder.maximum)) for each in ladders]
+        direct = [
+            ladder.direct_queue(ladder.ladder.digits(ladder.ladder.maximum)) for ladder in ladders
+        ]
         queues |= {queue.name for part in direct for queue in part.queues}
-        ways_in |= {each.direct for each in ladders}
-        parking = {each.parking for each in ladders}
-        relays = {each.queue_relay_name("mail") for each in ladders}
-        relays |= {each.exchange_relay_name("events") for each in ladders}
+        ways_in |= {ladder.direct for ladder in ladders}
+        parking = {ladder.parking for ladder in ladders}
+        relays = {ladder.queue_relay_name("mail") for ladder in ladders}
+        relays |= {ladder.exchange_relay_name("events") for ladder in ladders}
         aside = parking | relays
         assert {each for each in aside if re.fullmatch(asked["parking"], each)} == parking
         assert {each for each in aside if re.fullmatch(asked["relays"], each)} == relays

@@ -102,7 +102,7 @@ def test_nothing_is_written_over_a_box_or_another_text_or_the_edge(case):
 def test_a_picture_fits_a_page_and_has_each_queue_that_the_message_waits_in(case):
     topology, delay, queue = CASES[case]
     image = read(case)
-    words = ["".join(each.itertext()) for each in texts(image)]
+    words = ["".join(text.itertext()) for text in texts(image)]
 
     digits = topology.ladder.digits(delay)
     waits = [
@@ -126,7 +126,7 @@ def test_what_xml_does_not_allow_in_a_name_is_replaced():
 @pytest.mark.parametrize("case", CASES)
 def test_levels_that_are_folded_are_counted(case):
     topology, *_ = CASES[case]
-    words = ["".join(each.itertext()) for each in texts(read(case))]
+    words = ["".join(text.itertext()) for text in texts(read(case))]
 
     folded = sum(int(word.split()[0]) for word in words if word.endswith(" more levels"))
     names = {
@@ -137,7 +137,7 @@ def test_levels_that_are_folded_are_counted(case):
 
 
 def test_a_small_ladder_is_shown_whole():
-    words = {"".join(each.itertext()) for each in texts(read("whole"))}
+    words = {"".join(text.itertext()) for text in texts(read("whole"))}
 
     assert {"publish", "delayed by 10 s", "0 s to 8 s", "8 s to 10 s", "at 10 s"} <= words
     assert {"00.00.01.01.@..mail", "level-02.01", "*.*.01.#", "375 ms", "parking"} <= words

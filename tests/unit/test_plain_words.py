@@ -86,7 +86,7 @@ def prose(source):
     said = list(docstrings(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            texts = [str(each.value) for each in node.values if isinstance(each, ast.Constant)]
+            texts = [str(value.value) for value in node.values if isinstance(value, ast.Constant)]
             said.append("…".join(texts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             said.append(node.value)

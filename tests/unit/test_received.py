@@ -20,7 +20,7 @@ from kombu_binary_delay.wire.received import copy_of
 from tests.unit.test_frames import Wire
 
 #: Those of text and others, and some that do not exist.
-ENCODINGS = sorted(each.name for each in pkgutil.iter_modules(encodings.__path__))
+ENCODINGS = sorted(module.name for module in pkgutil.iter_modules(encodings.__path__))
 
 
 class Channel(ChannelMixin, AbstractChannel):

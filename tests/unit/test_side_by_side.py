@@ -10,4 +10,4 @@ def test_only_one_unit_starts_a_broker_that_no_other_test_uses(request):
     takers = [item for item in request.session.items if "own_broker" in item.fixturenames]
 
     # Each of the others may be in another worker, which would start one, and keep it.
-    assert [each.nodeid for each in takers if unit(each.nodeid) != OWNER] == []
+    assert [test.nodeid for test in takers if unit(test.nodeid) != OWNER] == []

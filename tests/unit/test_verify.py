@@ -37,22 +37,22 @@ _NOTHING = Part()
 def snapshot_of(part: Part) -> Any:
     return Snapshot(
         {
-            each.name: {
-                "name": each.name,
-                "type": each.type,
+            exchange.name: {
+                "name": exchange.name,
+                "type": exchange.type,
                 "durable": True,
-                "arguments": dict(each.arguments),
+                "arguments": dict(exchange.arguments),
             }
-            for each in part.exchanges
+            for exchange in part.exchanges
         },
         {
-            each.name: {
-                "name": each.name,
-                "type": dict(each.arguments).get("x-queue-type", "classic"),
+            queue.name: {
+                "name": queue.name,
+                "type": dict(queue.arguments).get("x-queue-type", "classic"),
                 "durable": True,
-                "arguments": dict(each.arguments),
+                "arguments": dict(queue.arguments),
             }
-            for each in part.queues
+            for queue in part.queues
         },
         frozenset(part.bindings),
     )
@@ -224,18 +224,18 @@ class Api(Management):
             "queues": list(snapshot.queues.values()),
             "bindings": [
                 {
-                    "source": each.source,
-                    "destination": each.destination,
-                    "destination_type": "queue" if each.to_queue else "exchange",
-                    "routing_key": each.key,
-                    "arguments": dict(each.arguments),
+                    "source": binding.source,
+                    "destination": binding.destination,
+                    "destination_type": "queue" if binding.to_queue else "exchange",
+                    "routing_key": binding.key,
+                    "arguments": dict(binding.arguments),
                 }
-                for each in part.bindings
+                for binding in part.bindings
             ],
             "operator-policies": [],
             "policies": [
-                {"name": "p", "pattern": "level", "priority": 0, "apply-to": "all", **each}
-                for each in policies
+                {"name": "p", "pattern": "level", "priority": 0, "apply-to": "all", **policy}
+                for policy in policies
             ],
         }
 
@@ -279,7 +279,7 @@ def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition,
 
     done = verify(Api(topology, [policy]), topology, declares=False)
 
-    about = [each for each in done.differences if each.what == "policy p"]
+    about = [difference for difference in done.differences if difference.what == "policy p"]
     if found is None:
         assert not about
     else:
@@ -304,7 +304,11 @@ def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition,
 def test_a_permission_is_read_as_rabbitmq_reads_it(permission, severity):
     done = verify(Api(TOPOLOGY, permission=permission), TOPOLOGY)
 
-    about = {each.severity for each in done.differences if each.what.startswith("permissions")}
+    about = {
+        difference.severity
+        for difference in done.differences
+        if difference.what.startswith("permissions")
+    }
     assert about == ({severity} if severity else set())
     assert done.sound == (severity != "error")
 
@@ -356,7 +360,11 @@ def test_a_policy_that_shortens_a_stream_is_named_with_what_is_forgotten(
 
     done = verify(Api(TOPOLOGY, [policy], more=AMENDMENTS + JOURNAL), TOPOLOGY, declares=False)
 
-    about = {each.severity: each for each in done.differences if each.what == "policy p"}
+    about = {
+        difference.severity: difference
+        for difference in done.differences
+        if difference.what == "policy p"
+    }
     assert done.sound == (severity != "warning")
     if severity is None:
         assert not about
@@ -420,11 +428,15 @@ def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(decl
 def test_what_a_user_lacks_is_granted_on_the_names_of_its_ladder(topology, permission, remedies):
     done = verify(Api(topology, permission=permission), topology, amendments=AMENDMENTS)
 
-    about = {each.remedy for each in done.differences if each.what.startswith("permissions")}
-    assert about == {f"rabbitmqctl {each}" for each in remedies}
+    about = {
+        difference.remedy
+        for difference in done.differences
+        if difference.what.startswith("permissions")
+    }
+    assert about == {f"rabbitmqctl {remedy}" for remedy in remedies}
     # What is granted is enough.
-    for each in remedies:
-        for granted in shlex.split(each)[-3:]:
+    for remedy in remedies:
+        for granted in shlex.split(remedy)[-3:]:
             assert ".*" in granted or re.search(granted, topology.level_name(3))
 
 

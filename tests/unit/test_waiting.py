@@ -506,7 +506,7 @@ def test_times_are_in_utc_whatever_the_machines_time_zone_is(monkeypatch):
 def test_a_task_has_two_lines_where_all_are_printed(capsys):
     _View(table_of(a_task(1), a_task(2)), ALL, 0, None).print()
     lines = capsys.readouterr().out.splitlines()
-    assert [each.partition("  ")[0] for each in lines] == [
+    assert [line.partition("  ")[0] for line in lines] == [
         "2027-01-15 08:00:00 UTC",
         "",
         "2027-01-15 08:00:00 UTC",
@@ -589,7 +589,7 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert max(map(len, lines)) <= width
     # A line or two for each, and no stairs.
     assert len(lines) < 40
-    assert all(each.isprintable() for each in lines), [x for x in lines if not x.isprintable()]
+    assert all(line.isprintable() for line in lines), [x for x in lines if not x.isprintable()]
     assert "4 of 9 waiting" in shown
 
 
@@ -597,7 +597,9 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
     places = (Destination("", HOSTILE), Destination(HOSTILE, HOSTILE))
     shown = [
         output.amended(operate.Amended("cancel", (HOSTILE,), None, 9000)),
-        output.redriven(operate.Redrive(tuple(operate.Parked(each, 1, 1) for each in places), ())),
+        output.redriven(
+            operate.Redrive(tuple(operate.Parked(place, 1, 1) for place in places), ())
+        ),
         output.plan(operate.Preview(((HOSTILE, 1),))),
         output.verification(
             operate.Verification(

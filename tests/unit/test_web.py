@@ -477,7 +477,7 @@ def test_nothing_can_be_changed_unless_that_is_allowed():
 )
 def test_a_form_is_read_up_to_its_limits_whether_its_length_is_said_or_not(chunks, says):
     with browser(away(allow_changes=True)) as client:
-        unsaid = client.post("/plan", content=(each for each in chunks))
+        unsaid = client.post("/plan", content=(chunk for chunk in chunks))
         said = client.post("/plan", content=b"".join(chunks))
 
     assert (unsaid.status_code, said.status_code) == (413, 413)
@@ -626,7 +626,7 @@ def test_an_act_that_runs_or_failed_is_not_shown_as_one_to_begin(monkeypatch, un
     assert "<button" in unused
     assert "autofocus" not in unused
     assert "Running</strong> since <time" in running
-    assert [each.status_code for each in answers] == [200]
+    assert [answer.status_code for answer in answers] == [200]
     assert "It failed." in answers[0].text == failed
     assert "<button" not in running + failed
 

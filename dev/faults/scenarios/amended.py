@@ -87,7 +87,7 @@ def amend(env: Environment, name: str = "") -> None:
 def most_wait(env: Environment, names: list[str]) -> bool:
     """Return whether most of what was cancelled is not due: what is may run, and shows nothing."""
     due: dict[str, float] = {
-        each["id"]: each["due"] for each in env.entries() if each["event"] == SENT
+        entry["id"]: entry["due"] for entry in env.entries() if entry["event"] == SENT
     }
     return sum(due[name] > time.time() + LAG for name in names) > len(names) / 2
 
@@ -262,9 +262,9 @@ def ends_of(env: Environment, *names: str) -> dict[str, str]:
     """Return what became of messages that were delivered or dropped."""
     ends = (DELIVERED, DROPPED)
     return {
-        each["id"]: each["event"]
-        for each in env.entries()
-        if each["id"] in names and each["event"] in ends
+        entry["id"]: entry["event"]
+        for entry in env.entries()
+        if entry["id"] in names and entry["event"] in ends
     }
 
 
@@ -274,14 +274,14 @@ def truncated(env: Environment) -> None:
     part = amendments_part(settings)
     small = tuple(
         replace(
-            each,
+            queue,
             arguments=(
                 ("x-queue-type", "stream"),
                 ("x-max-age", "1s"),
                 ("x-stream-max-segment-size-bytes", 20_000),
             ),
         )
-        for each in part.queues
+        for queue in part.queues
     )
     env.queue("inbox")
     with env.vhost.connect() as connection:

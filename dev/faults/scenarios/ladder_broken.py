@@ -49,7 +49,7 @@ def parking(env: Environment) -> list[str]:
 def all_levels(env: Environment) -> list[str]:
     """Name the exchanges of all levels, entry exchanges included."""
     levels = reversed(env.topology.levels[: HIGHEST + 1])
-    return [each.name for level in levels for each in level.exchanges]
+    return [exchange.name for level in levels for exchange in level.exchanges]
 
 
 def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None:

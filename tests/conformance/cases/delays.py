@@ -94,4 +94,4 @@ def _(program: Program) -> None:
     program.publish_task("later", "q", countdown=SOON)
     arrivals = program.expect({"q": ["due", "later"]})
     # Celery itself looks at it again.
-    assert all(each.headers.keys() == {"task", "eta"} for each in arrivals)
+    assert all(arrival.headers.keys() == {"task", "eta"} for arrival in arrivals)

@@ -163,8 +163,8 @@ def _(program: Program, value: str) -> None:
     program.publish("default", "", name)
     program.publish("direct", name, name)
     arrivals = program.expect({name: ["default", "direct"]})
-    assert {(each.exchange, each.key) for each in arrivals} == {("", name), (name, name)}
-    assert all(each.headers == {} for each in arrivals)
+    assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {("", name), (name, name)}
+    assert all(arrival.headers == {} for arrival in arrivals)
 
 
 @table.case("a topic key that does not fit behind the digits is refused at the publish")
@@ -188,6 +188,6 @@ def _(program: Program) -> None:
         program.bind(queue, "x", queue)
     program.publish(1, "x", "to", headers={"CC": ["cc"], "BCC": ["bcc"]})
     arrivals = program.expect({"to": [1], "cc": [1], "bcc": [1]})
-    assert all(each.headers == {"CC": ["cc"]} for each in arrivals)
+    assert all(arrival.headers == {"CC": ["cc"]} for arrival in arrivals)
     program.publish(2, "", "to", headers={"CC": ["cc", "bcc"]})
     program.expect({"to": [2], "cc": [2], "bcc": [2]})

@@ -62,4 +62,4 @@ def _(program: Program) -> None:
         program.bind(queue, "x", key)
         program.publish(key, "x", key)
     arrivals = program.expect({"looks": ["0.1.@..q"], "q": ["q"], "escaped": ["%2E.!x.@"]})
-    assert all(each.key == each.body for each in arrivals)
+    assert all(arrival.key == arrival.body for arrival in arrivals)
