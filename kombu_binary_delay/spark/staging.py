@@ -88,7 +88,7 @@ class Staging:
                 self._lose(other)
 
     def end(self) -> None:
-        """Give the lease back, where the run has failed."""
+        """Return the lease, where the run has failed."""
         self._sign(_ENDED)
 
     def store(self, df: DataFrame) -> DataFrame:

@@ -272,7 +272,7 @@ class Pages:
         }
 
     def _nothing_waits(self) -> bool:
-        """Return whether the broker has no delayed message, as far as is known."""
+        """Return whether the broker is known to have no delayed message."""
         now: Now | None = self._reader.get("now", self._watch.now, _NOW, _FIRST).value
         return now is not None and not any(ladder.messages for ladder in now.status.ladders)
 

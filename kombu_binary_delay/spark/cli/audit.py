@@ -145,7 +145,7 @@ def audit(
 
 @click.command(
     "audit-follow",
-    help="""Give each task its verdict, and go on until stopped.
+    help="""Judge each task, and go on until stopped.
 
     Each step adds what the broker's journal has got to a table, judges the tasks of the last days,
     and appends the verdicts that are new or have changed. A second run goes on where the first has
@@ -201,7 +201,7 @@ def audit_follow(
     allow: tuple[str, ...],
     conf: tuple[str, ...],
 ) -> None:
-    """Give each task its verdict, and go on until stopped."""
+    """Judge each task, and go on until stopped."""
     check_call()
     from kombu_binary_delay.spark import schema as s  # noqa: PLC0415 - with Spark's
     from kombu_binary_delay.spark.audit import Thresholds, summarize  # noqa: PLC0415
