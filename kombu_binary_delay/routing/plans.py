@@ -74,7 +74,8 @@ class Plans:
                 headers = {name: headers[name] for name in headers if name != X_DELAY}
                 properties = {**properties, HEADERS: headers}
             return Plan(*destination, properties, 0, _NOTHING)
-        if destination.exchange:
+        # What is empty may be no text at all.
+        if destination.exchange != "":
             check_names(destination.exchange, (destination.routing_key,))
             destination = self._without_ladder(destination, headers)
         try:

@@ -46,6 +46,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     written = {path for path in package.rglob("*") if path.suffix == ".py"}
     written.add(package / "py.typed")
     written.update((package / "export" / "templates").iterdir())
-    written.update((package / "web").glob("templates/*.html"))
+    for part in ("spark", "web"):
+        written.update((package / part).glob("templates/*.html"))
     written.update((package / "web" / "static").iterdir())
     assert packed == {path.relative_to(source).as_posix() for path in written}
