@@ -66,6 +66,7 @@ KINDS: list[tuple[str, int | None, str, list[Event]]] = [
     (s.TAKEN_BACK, None, s.PUBLISHED, REVOKED),
     (s.TAKEN_BACK, None, s.PUBLISHED, [*REPLACED, (s.CANCELLED, 600.25, 600, None)]),
     (s.RAN_AFTER_CANCEL, None, s.PUBLISHED, OK_EVENTS),
+    (s.RESCHEDULE_IGNORED, None, s.PUBLISHED, OK_EVENTS),
     (s.PUT_OFF, None, s.PUBLISHED, [*POSTPONED, *LATER]),
     (s.REPLACED, None, s.PUBLISHED, [*REPLACED, *LATER]),
     (s.UNDECIDED, None, s.PUBLISHED, POSTPONED[:1]),
@@ -78,6 +79,8 @@ KINDS: list[tuple[str, int | None, str, list[Event]]] = [
 ]
 #: The kinds that have a receipt of a cancellation, too.
 CANCELLED = [n for n, each in enumerate(KINDS) if each[0] in (s.TAKEN_BACK, s.RAN_AFTER_CANCEL)]
+#: And those of a rescheduling.
+RESCHEDULED = [n for n, each in enumerate(KINDS) if each[0] == s.RESCHEDULE_IGNORED]
 
 
 def tasks_of(spark: SparkSession) -> DataFrame:
@@ -123,12 +126,15 @@ def receipts_of(tasks: DataFrame) -> DataFrame:
     ).withColumn("published_at", F.timestamp_seconds(F.lit(NOON - 60) + F.col("attempt")))
     # And some rows are there twice.
     twice = made.where(F.hash("task_id") % 7 == 0)
-    cancelled = made.where(F.col("kind").isin(CANCELLED)).withColumns(
-        {"action": F.lit(s.CANCEL), "status": F.lit(s.RECORDED)}
+    recorded = made.withColumn("status", F.lit(s.RECORDED))
+    cancelled = recorded.where(F.col("kind").isin(CANCELLED)).withColumn("action", F.lit(s.CANCEL))
+    rescheduled = recorded.where(F.col("kind").isin(RESCHEDULED)).withColumns(
+        {"action": F.lit(s.RESCHEDULE), "due": F.col("due") + F.expr("interval 10 minutes")}
     )
     return (
         made.unionByName(twice)
         .unionByName(cancelled)
+        .unionByName(rescheduled)
         .select(*(each.split()[0] for each in s.RECEIPTS.split(", ")))
     )
 
