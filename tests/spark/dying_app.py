@@ -1,4 +1,4 @@
-"""Purpose: an application whose publisher dies once, after 2500 messages, where a file says so."""
+"""Purpose: an application whose publisher dies once, after 1500 messages, where a file says so."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def order(task: str) -> Path:
 
 @before_task_publish.connect(weak=False)
 def die_once(sender: str, **_: object) -> None:
-    # By then two windows have been sent. Only an executor may die, and never the tests themselves.
+    # By then a window of the first slice has been sent. Only an executor may die, and never the
+    # tests themselves.
     executor = TaskContext.get() is not None
-    if executor and next(numbers) == 2500 and order(sender).exists():
+    if executor and next(numbers) == 1500 and order(sender).exists():
         order(sender).unlink()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -343,18 +343,18 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     # An executor's Python dies in the middle of its rows, once.
     task = f"die-in-{vhost.url.rpartition('/')[2]}"
     order(task).touch()
-    df = reminders(3000).withColumn("task", F.lit(task))
+    df = reminders(2000).withColumn("task", F.lit(task))  # as many as the first slice takes
     progress = run(df, app="tests.spark.dying_app:app", publishers=1)
     assert not order(task).exists()
-    assert progress.published == 3000
+    assert progress.published == 2000
     # That application has a handler, which could change each message.
-    assert progress.by_send_task == 3000
+    assert progress.by_send_task == 2000
     assert progress.reasons == (REASONS[HANDLER],)
     rows = read(spark, receipts).collect()
-    assert len({row.key for row in rows}) == len(rows) == 3000
+    assert len({row.key for row in rows}) == len(rows) == 2000
     assert {row.attempt for row in rows} == {1}
-    # The windows of the first attempt had been sent, and their messages carry the same ids.
-    assert 4000 <= waiting(vhost, 4000) < 6000
+    # A window of the first attempt had been sent, and its messages carry the same ids.
+    assert 3000 <= waiting(vhost, 3000) < 4000
 
 
 @pytest.mark.parametrize(
