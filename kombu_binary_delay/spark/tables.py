@@ -102,8 +102,9 @@ class Place:
 def read(session: SparkSession, place: str | Place, schema: str | None = None) -> DataFrame:
     """Return a table.
 
-    :param schema: return these columns, null where the table does not have one. Without it, return
-        all columns; those of CSV and JSON files are text. The text of a row that Spark cannot read,
+    :param schema: return these columns, null where the table does not have one. A row of CSV or
+        JSON that Spark cannot read is then an error that names its file. Without it, return all
+        columns; those of CSV and JSON files are text. The text of a row that Spark cannot read,
         such as one with a cell too few, is in the column ``_corrupt_record``.
     """
     place = _place(place)
