@@ -41,7 +41,7 @@ TABLE = (
     ("tests/broker/test_web_browser.py", OWNER),
     ("tests/broker/test_waiting.py::test_any_node_of_a_cluster", OWNER),
     ("tests/broker/test_waiting.py::test_what_moves_meanwhile", OWNER),
-    ("tests/broker/test_waiting.py::test_a_listing_that_nobody_reads", OWNER),
+    ("tests/broker/test_waiting.py::test_a_reading_that_has_its_task", OWNER),
     ("tests/broker/test_cli.py::test_what_a_node_that_is_down", OWNER),
     ("tests/broker/test_move.py::test_a_broker_that_confirms_nothing", OWNER),
     ("tests/broker/test_move.py::test_what_is_parked_again_stops_no_question", OWNER),

@@ -104,7 +104,7 @@ class Delayed:
     def _watch(self, stack: ExitStack) -> None:
         """Note what Celery runs and discards."""
         try:
-            from celery import Celery, signals  # noqa: PLC0415 - plain Kombu programs have none
+            from celery import Celery, Task, signals  # noqa: PLC0415 - plain Kombu programs have none
             from celery.worker import state  # noqa: PLC0415
         except ImportError:
             return
@@ -114,7 +114,18 @@ class Delayed:
             senders[name] = app
             return send_task(app, name, *args, **kwargs)
 
+        apply_async = Task.apply_async
+
+        def checking(task: Any, *args: Any, **kwargs: Any) -> Any:
+            if task.app.conf.task_always_eager:
+                raise KitError(
+                    f"task_always_eager of the app {task.app.main!r} runs tasks at once, without "
+                    f"any delay: set it to False in tests that use this kit"
+                )
+            return apply_async(task, *args, **kwargs)
+
         stack.enter_context(patch.object(Celery, "send_task", noting))
+        stack.enter_context(patch.object(Task, "apply_async", checking))
         for signal, listener in (
             (signals.task_postrun, self._on_run),
             (signals.task_revoked, self._on_revoked),
@@ -167,7 +178,6 @@ class Delayed:
         return None if event is None else timedelta(microseconds=event - self._clock.now())
 
     def _run_until(self, end: int | None) -> None:
-        self._check_apps()
         for _ in range(MOST_EVENTS):
             self._run_now()
             event = self._next_event()
@@ -251,15 +261,6 @@ class Delayed:
             worker.stop()
         if self._crash is not None:
             self._crash.stop()
-
-    def _check_apps(self) -> None:
-        for app in _apps():
-            is_ours = app.configured or app._preconf  # noqa: SLF001 - others stay unconfigured
-            if is_ours and app.conf.task_always_eager and _uses_transport(app):
-                raise KitError(
-                    f"task_always_eager of the app {app.main!r} runs tasks at once, without any "
-                    f"delay: set it to False in tests that use this kit"
-                )
 
     def _on_run(self, **given: Any) -> None:
         if given["state"] is None:

@@ -363,7 +363,7 @@ def test_a_ladder_may_take_longer_than_the_limit_of_an_answer(through_proxy, mon
     monkeypatch.setattr(waiting, "ANSWER_LIMIT", limit)
     connection, proxy = through_proxy()
     declare(connection, Queue("q"))
-    proxy.slow(500, 0.04)
+    proxy.slow(500, 0.08)
 
     began = time.monotonic()
     publish(connection, "m", key="q", delay=8 * 365 * 86_400_000)

@@ -101,7 +101,7 @@ def test_nor_what_a_delayed_publish_waits_for(vhost):
         channel = connection.default_channel
         with (
             pytest.raises(RecoverableConnectionError, match="did not answer within 7 s"),
-            channel._answered_within(7),  # noqa: SLF001 - of a publish
+            connection.connection.answered_within(7),
             connection.connection.frame_buffer.closed("the ladder"),
         ):
             channel.wait(spec.Basic.Ack)

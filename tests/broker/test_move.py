@@ -1482,9 +1482,10 @@ def test_the_command_ends_soon_after_an_interrupt_though_the_broker_is_silent(vh
             proxy.hold()
             wait_until(partial(is_waiting, running.pid))
             running.send_signal(signal.SIGINT)
-            running.wait(timeout=40)
+            running.wait(timeout=PATIENCE)
         finally:
             running.kill()
+            running.wait()
 
     assert running.returncode != 0
     wait_until(lambda: sum(vhost.waiting(small.parking, "mail").values()) >= 5000)

@@ -154,7 +154,7 @@ def test_a_program_that_waits_for_real_time_is_an_error_that_says_so(delayed):
 def test_an_app_that_cannot_be_tested_so_is_an_error_that_names_the_remedy(delayed, shop):
     shop.app.conf.task_always_eager = True
     with pytest.raises(KitError, match="task_always_eager"):
-        delayed.run()
+        shop.note.apply_async(("a",), countdown=1)
     shop.app.conf.task_always_eager = False
     shop.app.conf.broker_transport = "pyamqp"
     shop.note.delay("a")
