@@ -30,6 +30,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
+def radix():
+    """The pages are served for the default ladder."""
+
+
+@pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
