@@ -24,6 +24,7 @@ import pytest
 from dev.broker import Broker
 from dev.server import Server
 from dev.shared_broker import SharedBroker, shared_broker
+from kombu_binary_delay.testing.plugin import delayed
 from tests.conformance.record import Recorder
 from tests.side_by_side import line_of, make_scheduler
 from tests.spark_classes import java_options
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dev.server import VHost
+
+__all__ = ["delayed"]  # the fixture of our plugin, for the tests of it
 
 _OWN = "own_broker"
 _SHARED, _LEFT_OUT = "shared_broker", "left_out"  # what processes send each other
