@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 from kombu_binary_delay.ladder.envelope import further_keys
@@ -537,8 +537,3 @@ def _with_death(queue: str, message: Message, reason: str, now: int) -> dict[str
         headers[f"x-last-death-{name}"] = value
     properties[HEADERS] = headers
     return properties
-
-
-def all_messages(queues: Iterable[Queue]) -> Iterator[tuple[Queue, Message]]:
-    """Yield what is ready in queues, with its queue."""
-    return chain.from_iterable(((queue, m) for m in queue.ready) for queue in queues)

@@ -10,20 +10,20 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .errors import KitError, StandsStillError
 
 #: In microseconds. Whole, so that a due time and the clock are equal when the time has come.
 _MILLISECOND = 1000
+EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class Clock:
     """Holds Python's clock still from :meth:`start` to :meth:`stop`."""
 
     def __init__(self) -> None:
-        self._traveller: Any = None
         self._travel: Any = None
         self._monotonic = time.monotonic
         self._sleep = time.sleep
@@ -48,7 +48,7 @@ class Clock:
                     "within freezegun's freeze_time"
                 ) from None
             now = -(-self.now() // _MILLISECOND) * _MILLISECOND
-            self._travel = time_machine.travel(_datetime(now), tick=False)
+            self._travel = time_machine.travel(as_datetime(now), tick=False)
             self._travel.start()
         self._monotonic, self._sleep = time.monotonic, time.sleep
         self._thread = threading.get_ident()
@@ -91,16 +91,16 @@ def _mover() -> Any:
     freezegun = sys.modules.get("freezegun.api")
     if freezegun is not None and freezegun.freeze_factories:
         factory = freezegun.freeze_factories[-1]
-        return lambda moment: factory.move_to(_datetime(moment).replace(tzinfo=None))
+        return lambda moment: factory.move_to(as_datetime(moment).replace(tzinfo=None))
     machine = sys.modules.get("time_machine")
     if machine is not None:
         for name in ("traveller_stack", "coordinates_stack"):
             with suppress(AttributeError, IndexError):
                 traveller = getattr(machine, name)[-1]
-                return lambda moment: traveller.move_to(_datetime(moment))
+                return lambda moment: traveller.move_to(as_datetime(moment))
     return None
 
 
-def _datetime(moment: int) -> datetime:
-    seconds, microseconds = divmod(moment, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
+def as_datetime(moment: int) -> datetime:
+    """Return a moment, in microseconds since the epoch, in UTC."""
+    return EPOCH + timedelta(microseconds=moment)

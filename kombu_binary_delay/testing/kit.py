@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -15,11 +15,10 @@ import kombu
 from kombu.serialization import loads
 
 from kombu_binary_delay import transport
+from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
-from kombu_binary_delay.errors import AddressError
-from kombu_binary_delay.ladder.address import Destination, read_address
-from kombu_binary_delay.ladder.delay import TASK, due_time
-from kombu_binary_delay.ladder.envelope import carried, due_in, published_as
+from kombu_binary_delay.ladder.delay import TASK
+from kombu_binary_delay.ladder.envelope import due_in
 from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.operate import judge_of
 from kombu_binary_delay.routing import knowledge
@@ -27,7 +26,7 @@ from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
 from .broker import HEADERS, Broker, Message, Queue
-from .clock import Clock
+from .clock import EPOCH, Clock, as_datetime
 from .errors import KitError
 from .server import Session
 from .socket import InProcess
@@ -35,7 +34,6 @@ from .values import Cancelled, Ran, Waiting
 
 #: So many events without an end are a program that keeps itself busy.
 MOST_EVENTS = 1_000_000
-_POSTPONED = "postponed"
 _current: list[Delayed] = []
 
 
@@ -55,7 +53,8 @@ class Delayed:
         self._stack = ExitStack()
         self._workers: dict[int, Any] = {}
         self._connections: list[Any] = []
-        self._ladders: dict[Any, None] = {}
+        #: By its topology: a connection that delays on it.
+        self._ladders: dict[Any, Any] = {}
         #: By the name of the task: the app that has sent it last.
         self._senders: dict[str, Any] = {}
         self._ran: list[Ran] = []
@@ -140,7 +139,7 @@ class Delayed:
     @property
     def now(self) -> datetime:
         """The time, with a zone: UTC."""
-        return _datetime(self._clock.now())
+        return as_datetime(self._clock.now())
 
     def advance(self, duration: timedelta | None = None, /, **units: float) -> None:
         """Advance the clock; what is due runs, at its time.
@@ -156,7 +155,7 @@ class Delayed:
         """Advance the clock to a moment, a datetime with a zone; what is due runs, at its time."""
         if moment.tzinfo is None:
             raise KitError(f"{moment} has no zone; give one, such as datetime.UTC")
-        until = (moment - _EPOCH) // timedelta(microseconds=1)
+        until = (moment - EPOCH) // timedelta(microseconds=1)
         if until < self._clock.now():
             raise KitError(f"time does not go back: {moment} is before {self.now}")
         self._run_until(until)
@@ -220,7 +219,7 @@ class Delayed:
         if self._is_down:
             return
         for queue in list(self._broker.queues.values()):
-            if not queue.ready or queue.consumers or queue.is_stream or self._owns(queue.name):
+            if not queue.ready or queue.consumers or queue.is_stream or self._ladder_of(queue.name):
                 continue
             name = queue.ready[0].headers.get(TASK)
             app = self._app_with(name) if name else None
@@ -292,12 +291,15 @@ class Delayed:
         :param task: a task or its name; None for all.
         :param queue: the destination; None for all.
         """
-        judge: Any = self._judge() if self._has_amendments() else lambda _: None
         name = getattr(task, "name", task)
-        seen = (self._waiting(message, judge) for message in self._on_ladders())
-        tasks = [waits for waits in seen if waits is not None]
+        with ExitStack() as stack:
+            judges = self._judges(stack)
+            seen = [
+                self._waiting(topology, message, judges.get(topology))
+                for topology, message in self._on_ladders()
+            ]
         return sorted(
-            (w for w in tasks if name in (None, w.task) and queue in (None, w.queue)),
+            (w for w in seen if w and name in (None, w.task) and queue in (None, w.queue)),
             key=lambda w: w.due,
         )
 
@@ -315,9 +317,8 @@ class Delayed:
 
     def parked(self) -> list[Waiting]:
         """Return what no queue took: the messages in parking queues."""
-        parking = {topology.parking for topology in self._topologies()}
-        queues = [queue for name, queue in self._broker.queues.items() if name in parking]
-        parked = [self._waiting(m, lambda _: None) for queue in queues for m in queue.ready]
+        queues = ((t, self._broker.queues.get(t.parking)) for t in self._topologies())
+        parked = [self._waiting(t, m) for t, queue in queues if queue for m in queue.ready]
         return [message for message in parked if message is not None]
 
     def count(self, queue: str) -> int:
@@ -336,50 +337,62 @@ class Delayed:
         waiting = self.waiting()
         assert not waiting, f"still waiting: {waiting}"  # noqa: S101 - its purpose
 
-    def _on_ladders(self) -> Iterator[Message]:
+    def _on_ladders(self) -> Iterator[tuple[Any, Message]]:
         parking = {topology.parking for topology in self._topologies()}
         for queue in self._broker.queues.values():
-            if self._owns(queue.name) and queue.name not in parking and not queue.is_stream:
-                yield from queue.ready
+            topology = self._ladder_of(queue.name)
+            if topology and queue.name not in parking and not queue.is_stream:
+                yield from ((topology, message) for message in queue.ready)
 
-    def _waiting(self, message: Message, judge: Callable[[Any], Any]) -> Waiting | None:
-        headers = message.headers
-        milliseconds = due_in(headers)
-        due = due_time(headers, 0) if milliseconds is None else milliseconds * 1000
-        fate = judge(message.properties)
-        if fate is not None:
-            if fate.reason != _POSTPONED:
-                return None
-            due = max(due or 0, fate.due * 1000)
-        due = due or self._clock.now()
-        name, _ = names_of(message.properties)
-        exchange, key = _destination(message)
+    def _waiting(
+        self, topology: Any, message: Message, judge: Callable[[Any], Any] | None = None
+    ) -> Waiting | None:
+        """Return a message as its consumer will see it; None if it will not get it."""
+        fate = judge(message.properties) if judge else None
+        if fate is not None and fate.reason != POSTPONED:
+            return None
+        milliseconds = due_in(message.headers) or 0
+        now = self._clock.now()
+        due = max(milliseconds, fate.due if fate else 0) * 1000 or now
+        router = self._ladders[topology].delay_mechanism.router
+        (exchange, key), properties = router.received(
+            topology.delivery, message.keys[0], message.properties, ""
+        )
+        headers = properties.get(HEADERS) or {}
         args, kwargs = _arguments(message)
         return Waiting(
             headers.get(TASK) or "",
             args,
             kwargs,
-            (due - self._clock.now()) / 1e6,
-            _datetime(due),
+            (due - now) / 1e6,
+            as_datetime(due),
             f"{exchange}:{key}" if exchange else key,
-            name,
+            names_of(properties)[0],
             headers,
         )
 
-    def _judge(self) -> Any:
-        connection = self._stack.enter_context(kombu.Connection("amqp://", transport=TRANSPORT))
-        return judge_of(connection)
-
-    def _has_amendments(self) -> bool:
-        return any(queue.is_stream and queue.ready for queue in self._broker.queues.values())
+    def _judges(self, stack: ExitStack) -> dict[Any, Any]:
+        """Return what applies the amendments of each ladder, as long as its connection is open."""
+        if not any(queue.is_stream and queue.ready for queue in self._broker.queues.values()):
+            return {}
+        clients = {topology: self._ladders[topology].client for topology in self._topologies()}
+        # As Kombu's `clone` does, which one of a pool cannot.
+        alike = {t: dict(client._info(resolve=False)) for t, client in clients.items()}  # noqa: SLF001
+        return {
+            topology: judge_of(stack.enter_context(kombu.Connection(**given)))
+            for topology, given in alike.items()
+        }
 
     def _topologies(self) -> list[Any]:
-        mechanisms = (mechanism_of(connection) for connection in self._connections)
-        self._ladders.update((m.router.topology, None) for m in mechanisms if m is not None)
+        for connection in self._connections:
+            mechanism = mechanism_of(connection)
+            if mechanism is not None:
+                self._ladders.setdefault(mechanism.router.topology, connection)
         return list(self._ladders)
 
-    def _owns(self, queue: str) -> bool:
-        return any(topology.owns(queue) for topology in self._topologies())
+    def _ladder_of(self, queue: str) -> Any:
+        """Return the topology of the ladder that a queue belongs to; None if it is a program's."""
+        return next((t for t in self._topologies() if t.owns(queue)), None)
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -426,31 +439,12 @@ class Delayed:
         self._connections.clear()
 
     def _on_enqueue(self, queue: Queue, message: Message) -> None:
-        if not self._duplicates or self._owns(queue.name) or queue.is_stream:
+        if not self._duplicates or self._ladder_of(queue.name) or queue.is_stream:
             return
         if queue.name.endswith(".pidbox"):
             return
         self._duplicates -= 1
         queue.insert(message.copy())
-
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-def _datetime(moment: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=moment)
-
-
-def _destination(message: Message) -> Destination:
-    noted = published_as(message.headers)
-    if noted is not None:
-        return noted[0]
-    key = message.keys[0]
-    try:
-        _, destination = read_address(key, carried(message.headers))
-    except AddressError:
-        return Destination(message.exchange, key)
-    return destination
 
 
 def _arguments(message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -26,7 +26,6 @@ class Run(NamedTuple):
     args: tuple[Any, ...]
     state: str
     retries: int
-    is_redelivered: bool = False
 
 
 class Shop:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import freezegun
@@ -13,6 +14,7 @@ import pytest
 import time_machine
 from kombu import Connection, Queue
 
+from kombu_binary_delay import cancel
 from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
 from tests.testing.programs import OURS, Shop
 
@@ -75,6 +77,18 @@ def test_a_retry_backs_off_in_virtual_time(delayed, shop):
     delayed.run_until_idle()
     ran = [(run.state, (run.at - begin).total_seconds()) for run in delayed.ran()]
     assert ran == [("RETRY", 0), ("RETRY", 1), ("SUCCESS", 3)]
+
+
+def test_what_is_cancelled_on_a_ladder_of_a_name_of_its_own_does_not_wait(delayed):
+    options = {"binary_delay": {"namespace": "shop", "radix": 2}}
+    with Connection("amqp://", transport=OURS, transport_options=options) as connection:
+        publish = partial(connection.Producer().publish, routing_key="mail")
+        for name in ("kept", "gone"):
+            publish(name, headers={"x-delay": 60_000, "mine": 1}, message_id=name)
+        cancel("gone", connection=connection)
+        [waits] = delayed.waiting(queue="mail")
+        assert waits == call("", "kept", due_in=60)
+        assert (waits.id, waits.headers) == ("kept", {"mine": 1})
 
 
 def test_the_next_message_can_come_twice(delayed, shop):
