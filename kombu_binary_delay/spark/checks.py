@@ -25,19 +25,6 @@ def read_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def read_number(name: str, text: str) -> float:
-    """Read a number, and check it by :func:`check_number`.
-
-    :raises ValueError: names the parameter, its text and the bounds.
-    """
-    try:
-        number: Any = float(text)
-    except ValueError:
-        number = text
-    check_number(name, number)
-    return float(number)
-
-
 def check_number(name: str, value: float, *, most: float = MOST) -> None:
     """Check that a number is finite, greater than 0 and at most ``most``.
 

@@ -18,8 +18,6 @@ RECEIPTS = (
     "published_at timestamp_ltz, hops int, partition int, attempt int, status string, "
     "detail string, action string"
 )
-#: Those of its columns that are null in some receipts of a publish.
-OPTIONAL = ("task", "queue", "due", "hops", "detail")
 #: The possible statuses of a receipt. Only the first means that the broker has the message, and
 #: only the second that it has the amendment.
 PUBLISHED, RECORDED, RETURNED = "published", "recorded", "returned"

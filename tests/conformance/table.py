@@ -1,6 +1,6 @@
 """What a case of the conformance suite is: a sentence and a few steps.
 
-A case runs on the walk of the topology, with every ladder, and on every broker.
+A case runs on the broker in memory, with every ladder, and on every RabbitMQ.
 """
 
 from __future__ import annotations

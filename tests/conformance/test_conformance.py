@@ -1,4 +1,4 @@
-"""The table of cases, on the walk of the topology and on the broker, with every ladder."""
+"""The table of cases, on the broker in memory and on a real one, with every ladder."""
 
 from __future__ import annotations
 

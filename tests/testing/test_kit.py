@@ -35,6 +35,9 @@ def test_a_task_waits_until_it_is_due_and_then_runs_at_its_time(delayed, shop):
     begin = delayed.now
     shop.note.apply_async(("a", 7), countdown=3600)
     assert delayed.waiting() == [call(shop.note, "a", 7, due_in=3600)]
+    delayed.assert_waiting(call(shop.note, "a", 7))
+    with pytest.raises(AssertionError, match=r"not waiting: \[call\(note, 'a', 8\)\]"):
+        delayed.assert_waiting(call(shop.note, "a", 8))
     delayed.advance(minutes=59)
     assert delayed.ran() == []
     delayed.advance(minutes=1)

@@ -15,6 +15,7 @@ from typing import Any
 
 from amqp.exceptions import ChannelError
 
+from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.recognise import topology_of_name
@@ -25,7 +26,7 @@ from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.streams import StreamError, last_offset, pages
 
 from .table import TaskTable
-from .task import JOURNAL, POSTPONED, UNJUDGED, Event, Judge, Story, WaitingTask, amend
+from .task import JOURNAL, UNJUDGED, Event, Judge, Story, WaitingTask, amend
 
 _GONE = (events.RELEASED, events.EXECUTED)
 _TAKEN_BACK = (events.CANCELLED, events.POSTPONED)

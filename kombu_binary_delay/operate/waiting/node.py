@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pathlib import PurePath
 from typing import IO, Any
 
+from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.journal.events import cut
 from kombu_binary_delay.ladder.foreign import ForeignLadder
@@ -32,7 +33,7 @@ from kombu_binary_delay.wire.undecodable import decode, undecodable
 
 from . import script
 from .table import TaskTable
-from .task import NODE, POSTPONED, UNJUDGED, Event, Judge, Story, WaitingTask, amend, text_of
+from .task import NODE, UNJUDGED, Event, Judge, Story, WaitingTask, amend, text_of
 
 _MARK = b"kbd "
 #: In the payload of a header frame, what is before the properties: class, weight, the body's size.

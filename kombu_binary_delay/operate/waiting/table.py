@@ -15,9 +15,10 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.operate.errors import OperationError
 
-from .task import COUNTED, POSTPONED, Count, Selection, WaitingTask
+from .task import COUNTED, Count, Selection, WaitingTask
 
 #: SQLite's own memory, in KiB; the rest is on disk.
 _CACHE = 8192

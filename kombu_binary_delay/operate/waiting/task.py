@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu_binary_delay.amendments.names import POSTPONED
+
 JOURNAL, NODE = "journal", "node"
-#: The only amendment after which a task still runs.
-POSTPONED = "postponed"
 #: The fields to count tasks by.
 COUNTED = ("name", "queue")
 
