@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import _state, signals
 from celery.contrib.testing.worker import start_worker
 
 from kombu_binary_delay.testing import Delayed
@@ -29,7 +30,22 @@ def on_kit() -> Runs:
 
 
 @pytest.fixture(scope="module")
-def on_broker(broker: Server, on_kit: Runs) -> Iterator[Runs]:
+def as_it_was() -> Iterator[None]:
+    """Celery's test worker sets the root logger's level and the current app for all that follow."""
+
+    def leave_logging_alone(**_: Any) -> None:
+        pass
+
+    current, default = _state._get_current_app(), _state.default_app
+    signals.setup_logging.connect(leave_logging_alone)
+    yield
+    signals.setup_logging.disconnect(leave_logging_alone)
+    _state._set_current_app(current)
+    _state.set_default_app(default)
+
+
+@pytest.fixture(scope="module")
+def on_broker(broker: Server, on_kit: Runs, as_it_was: None) -> Iterator[Runs]:
     vhost = broker.vhost()
     with Shop(vhost.url) as shop:
         shop.app.amqp.queues.select_add("mail")
