@@ -21,9 +21,6 @@ from celery.exceptions import WorkerShutdown
 from celery.worker import WorkController
 from celery.worker.consumer import Consumer
 
-#: How long to wait for a frame: none can come meanwhile.
-_AT_ONCE = 0.001
-
 
 class Entry:
     """A call that a worker has put off."""
@@ -147,8 +144,11 @@ class Worker:
         """Consume a queue, too."""
         self._consumer.add_task_queue(queue)
 
-    def run(self) -> bool:
-        """Run what has come; return whether there was anything."""
+    def run(self, wait: float) -> bool:
+        """Run what has come; return whether there was anything.
+
+        :param wait: how long to wait for more, in seconds.
+        """
         ran = False
         with self._as_current():
             while True:
@@ -158,7 +158,7 @@ class Worker:
                     qos.update()
                 ran = self.timer.run() or ran
                 try:
-                    self.connection.drain_events(timeout=_AT_ONCE)
+                    self.connection.drain_events(timeout=wait)
                 except TimeoutError:
                     break
                 ran = True
