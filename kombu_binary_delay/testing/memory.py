@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kombu_binary_delay import transport
+from kombu_binary_delay.amendments import reading
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.routing import knowledge
 
@@ -18,6 +20,9 @@ from .broker import Broker, Message, Queue
 from .kit import Kit
 from .server import Session
 from .socket import InProcess
+
+#: The broker of the kit before, and the ladders on it.
+_kept: dict[str, tuple[Any, Any]] = {}
 
 
 class Delayed(Kit):
@@ -39,10 +44,22 @@ class Delayed(Kit):
 
     def _begin(self, stack: ExitStack) -> None:
         self._broker = Broker(self._clock.now())
+        # As on a broker that stays: to declare a ladder takes longer than all else in a test.
+        before, ladders = _kept.get("broker", (None, []))
+        for topology in ladders:
+            self._broker.inherit(before, topology.whole)
+        stack.callback(lambda: _kept.update(broker=(self._broker, {*ladders, *self._topologies()})))
         self._broker.on_enqueue.append(self._on_enqueue)
-        # Nobody else deletes parts of this broker, and half a minute passes in each step.
-        stack.enter_context(patch.object(knowledge, "LOOK_AGAIN", sys.maxsize))
-        stack.enter_context(patch.object(transport, "LOOK_EVERY", math.inf))
+        # Half a minute passes in each step, and nothing changes on this broker unseen.
+        self._heard: dict[Any, int] = defaultdict(int)
+        for module, name, value in (
+            (knowledge, "LOOK_AGAIN", sys.maxsize),
+            (transport, "LOOK_EVERY", math.inf),
+            (reading, "LOOK_AGAIN", math.inf),
+            (reading, "_LOOK_EVERY", math.inf),
+            (reading, "_heard", self._heard),
+        ):
+            stack.enter_context(patch.object(module, name, value))
 
     def _connect(self, connect: Callable[..., Any], host: str, *_: Any, **__: Any) -> InProcess:  # noqa: ARG002
         return InProcess(host, self._open)
@@ -151,6 +168,10 @@ class Delayed(Kit):
         self._connections.clear()
 
     def _on_enqueue(self, queue: Queue, message: Message) -> None:
+        if queue.is_stream and len(queue.ready) == 1:
+            # Its readers may not know yet that it exists.
+            for place in self._heard:
+                self._heard[place] += 1
         if not self._duplicates or self._ladder_of(queue.name) or queue.is_stream:
             return
         if queue.name.endswith(".pidbox"):

@@ -204,8 +204,8 @@ class DelayedOnBroker(Kit):
     def _check(self, moment: int) -> None:
         if (ahead := (moment - self._clock.now()) / 1e6) > LONGEST:
             raise KitError(
-                f"on a real broker, to advance by {ahead:g} s takes as long: let this test wait for "
-                f"at most {LONGEST} s at once, or run it without a broker"
+                f"on a real broker, to advance by {ahead:g} s takes as long: let this test wait "
+                f"for at most {LONGEST} s at once, or run it without a broker"
             )
 
     # -- what a test looks at ------------------------------------------------------------------

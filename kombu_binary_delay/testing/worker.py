@@ -153,10 +153,11 @@ class Worker:
         with self._as_current():
             while True:
                 self._consumer.perform_pending_operations()
+                # What is due at once needs no more room.
+                ran = self.timer.run() or ran
                 qos = self._consumer.qos
                 if qos.prev != qos.value:
                     qos.update()
-                ran = self.timer.run() or ran
                 try:
                     self.connection.drain_events(timeout=wait)
                 except TimeoutError:
