@@ -11,6 +11,7 @@ from benchmarks.amendments import CASES, FIGURES
 from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
+from benchmarks.kit import TITLES as KIT_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
@@ -147,6 +148,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("Late, p99, ms", "p99"),
         Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
     ),
+    "testing": (Column("CPU, ms", "cpu_ms", "{:.1f}"), Column("missing", "missing")),
     "spark": (
         Column("tasks", "tasks", "{:,.0f}"),
         Column("tasks a second", "rate", "{:,.0f}"),
@@ -182,6 +184,7 @@ def titles_of(section: str) -> Mapping[str, str]:
         "worker": {},
         "connecting": CONNECTING_TITLES,
         "delivery": DELIVERY_TITLES,
+        "testing": KIT_TITLES,
         "herd": HERD_TITLES,
         "herd-100000": HERD_TITLES,
         "burst-classic": CLASSIC_TITLES,

@@ -271,7 +271,10 @@ class Kit(ABC):
         if given["state"] is None:
             # Its worker was killed.
             return
-        request = given["task"].request
+        request, result = given["task"].request, given["retval"]
+        if isinstance(result, BaseException):
+            # Its frames would be kept, with all that they hold.
+            result = result.with_traceback(None)
         self._ran.append(
             Ran(
                 given["task"].name,
@@ -279,7 +282,7 @@ class Kit(ABC):
                 given["kwargs"] or {},
                 self.now,
                 given["state"],
-                given["retval"],
+                result,
                 request.retries or 0,
                 given["task_id"],
             )
