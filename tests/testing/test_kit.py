@@ -179,13 +179,21 @@ def test_an_app_that_cannot_be_tested_so_is_an_error_that_names_the_remedy(delay
         delayed.run()
 
 
-def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+def run_page(folder, url, *options):
     page = (ROOT / "docs" / "how-to" / "test-delayed-tasks.md").read_text()
     tests = page.partition("<!-- file: test_shop.py -->\n```python\n")[2].partition("```\n")[0]
-    (tmp_path / "test_shop.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout
+    (folder / "test_shop.py").write_text(tests.replace("amqp://", url))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert "5 passed" in done.stdout, done.stdout
+
+
+def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+    run_page(tmp_path, "amqp://")
+
+
+def test_the_tests_of_the_page_pass_on_a_real_broker_too(tmp_path, vhost):
+    run_page(tmp_path, vhost.url, "--delayed-broker")
 
 
 def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):
