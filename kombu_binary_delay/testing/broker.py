@@ -39,7 +39,6 @@ BUILT_IN = {
     "amq.match": "headers",
     "amq.topic": "topic",
 }
-TYPES = ("direct", "fanout", "headers", "topic")
 #: How often a quorum queue gives a message back before it drops it, since RabbitMQ 4.0.
 _DELIVERY_LIMIT = 20
 HEADERS = "application_headers"
@@ -152,6 +151,9 @@ class Broker:
     :param now: the time in microseconds since the epoch.
     """
 
+    #: Of exchanges.
+    types: tuple[str, ...] = ("direct", "fanout", "headers", "topic")
+
     def __init__(self, now: int) -> None:
         self.now = now
         # What a process remembers of a broker, it remembers by the cluster's name.
@@ -188,7 +190,7 @@ class Broker:
 
         :param flags: durable, auto-delete and internal.
         """
-        if kind not in TYPES:
+        if kind not in self.types:
             raise BrokerError(503, f"COMMAND_INVALID - unknown exchange type '{kind}'")
         before = self.exchanges.get(name)
         if before is None:
