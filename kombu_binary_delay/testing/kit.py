@@ -225,7 +225,7 @@ class Kit(ABC):
 
     @abstractmethod
     def _pass(self, moment: int) -> None:
-        """Let time pass until a moment, in microseconds since the epoch."""
+        """Move time to a moment, in microseconds since the epoch."""
 
     # -- workers -------------------------------------------------------------------------------
 
