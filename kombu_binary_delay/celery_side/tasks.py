@@ -40,11 +40,11 @@ from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, T
 from kombu_binary_delay.wire.repeating import Warnings
 
 from .patch import replace
+from .worker_log import NOT_RECORDED
 
 logger = get_logger(__package__)
 _warnings = Warnings(logger)
 
-NOT_RECORDED = "a revoke is not recorded, only sent to the running workers"
 #: The end of the names of the exchanges for broadcasts to workers and for the replies.
 BROADCASTS = ".pidbox"
 #: The beginning of the latter.

@@ -204,7 +204,8 @@ class Target:
         """
         expected, management = self.expected(connection, ladder), self.management(connection)
         # Amendments and the journal belong to all lanes.
-        shared = self.streams(connection)
+        used = () if expected.drained else self.filled(connection, ladder)
+        shared = {**self.streams(connection), "lanes": used}
         return [
             operate.verify(
                 management,
@@ -215,7 +216,7 @@ class Target:
                 must_exist=ladder is not None,
                 drained=lane in expected.drained,
                 user=user,
-                **(shared if lane is expected.lanes[0] else {}),
+                **(shared if lane is expected.lanes[0] else {"lanes": ()}),
             )
             for lane in expected.lanes
         ]

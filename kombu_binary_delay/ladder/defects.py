@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .versions import numbers
 
@@ -124,8 +125,20 @@ DEFECTS = (
 )
 
 
-def defects_of(rabbitmq: str, others: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield a sentence for each defect that releases have together, with the release that cures it.
+class Known(NamedTuple):
+    """A defect of a release that runs: what has it, what it is, and what to do."""
+
+    release: str
+    has: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.release} {self.has}: {self.what}; {self.remedy}"
+
+
+def defects_of(rabbitmq: str, others: Mapping[str, str] | None = None) -> Iterator[Known]:
+    """Yield each defect that releases have together.
 
     :param rabbitmq: the broker's version; empty for another broker, which then has none.
     :param others: the versions of Celery and Kombu, by product.
@@ -137,9 +150,11 @@ def defects_of(rabbitmq: str, others: Mapping[str, str] | None = None) -> Iterat
         first, last = defect.brokers
         cure = defect.cure(numbers(version)) if version else None
         if cure is not None and first <= broker < last:
-            yield (
-                f"{defect.product} {version} has {defect.name}: {defect.what}; upgrade to "
-                f"{written(cure)}"
+            yield Known(
+                f"{defect.product} {version}",
+                f"has {defect.name}",
+                defect.what,
+                f"upgrade to {written(cure)}",
             )
 
 

@@ -15,6 +15,8 @@ OLDEST = (3, 10)
 STREAMS_ALWAYS_SINCE = (3, 12)
 #: The names of Amazon MQ's brokers, from its documentation. The first has the suffix of China, too.
 _AMAZON = re.compile(r"\.mq(-fips)?\.[a-z0-9-]+\.(amazonaws\.(com(\.cn)?|eu)|on\.aws)\.?(:\d+)?$")
+#: Why there may be no streams on it.
+AMAZON = "Amazon MQ does not support streams, and loses data where one is made"
 #: The operator policy that Amazon MQ makes in each virtual host.
 AMAZON_POLICY = "default_operator_policy_AWS_managed"
 #: The most bytes of the text of a broker's error.
@@ -58,7 +60,7 @@ def why_no_streams(server: Mapping[str, Any], host: str) -> str:
     :param host: the name by which it was reached.
     """
     if is_amazon(host):
-        return "Amazon MQ does not support streams, and loses data where one is made"
+        return AMAZON
     if not is_since(server, OLDEST):
         return f"{server.get('product')} {server.get('version', '')} has no streams that are known"
     return ""

@@ -233,6 +233,8 @@ class Api(Management):
                 for binding in part.bindings
             ],
             "operator-policies": [],
+            "vhost-limits": [],
+            "user-limits": [],
             "policies": [
                 {"name": "p", "pattern": "level", "priority": 0, "apply-to": "all", **policy}
                 for policy in policies
