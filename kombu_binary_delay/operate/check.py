@@ -6,6 +6,7 @@ It must not change anything else on the broker.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -335,7 +336,8 @@ class _Trial:
     def _on_refusal(self, said: str = "") -> str:
         limit = to_raise_a_limit(said, self._connection.virtual_host or "/")
         if limit is not None:
-            less = fewer(self._topology) if "queue limit" in said else ""
+            most = re.search(r"queue limit .*\((\d+)\)", said)
+            less = fewer(self._topology, int(most[1])) if most else ""
             return f"{limit}; or {less}" if less else limit
         if self._settings.declare == "never":
             return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from .snapshot import Snapshot
 from .text import plural
 
 #: The radices to propose, the one with the most queues, and the fewest waits, first.
-_RADICES = (8, 4, 2)
+_RADICES = (4, 2)
 #: How many channels the transport opens on one connection beside those of the program: one to
 #: declare, one to write amendments, and one to read them.
 OUR_CHANNELS = 3
@@ -31,7 +30,7 @@ class Limit(NamedTuple):
     remedy: str
 
 
-def fewer(topology: Topology, room: float = math.inf) -> str:
+def fewer(topology: Topology, room: float) -> str:
     """Return what to set for a ladder with fewer queues than this one; empty if there is none.
 
     :param room: the most queues that it may have.
