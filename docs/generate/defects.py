@@ -23,7 +23,7 @@ def defects(_: list[str], __: str) -> str:
 
 def _affected(defect: Defect) -> str:
     first, last = defect.brokers
-    parts = [f"from {written(defect.since)}" if defect.since else "before the fix"]
+    parts = [f"from {written(defect.since)}" if defect.since else "of all series"]
     if first:
         parts.append(f"on RabbitMQ {written(first)} and later")
     if last < (1000,):

@@ -55,8 +55,7 @@ class Defect:
 DEFECTS = (
     Defect(
         RABBITMQ,
-        "a level whose members change, as when a node is replaced, can lose its dead-letter "
-        "worker or its leader for good, so that nothing leaves it",
+        "a level whose members change, as when a node is replaced, can stop for good",
         f"{_SERVER}/issues/16652",
         fixed=((4, 3, 3),),
         since=(4, 2),
@@ -70,8 +69,8 @@ DEFECTS = (
     ),
     Defect(
         RABBITMQ,
-        "queues from 3.13 can stop to report counts and to take snapshots after a restart, so that "
-        "status does not see what waits",
+        "queues that are from 3.13 can report no counts after a restart, so status does not see "
+        "what waits",
         f"{_SERVER}/issues/16974",
         fixed=((4, 3, 4),),
         since=(4, 3),
@@ -85,22 +84,22 @@ DEFECTS = (
     ),
     Defect(
         RABBITMQ,
-        "what a program without this transport publishes again, with the x-death header of a "
-        "wait, is taken for a cycle of dead letters and lost",
+        "a message that a program without this transport publishes again with its x-death header "
+        "is lost, as in a cycle of dead letters",
         f"{_SERVER}/pull/11339",
         fixed=((4, 0, 1),),
     ),
     Defect(
         CELERY,
-        "a worker can forget new revokes at once when it has merged those of another host, which "
+        "a worker that has merged the revokes of another host can forget new ones at once, which "
         "matters where they are not recorded",
         f"{_GITHUB}/celery/celery/pull/10668",
         fixed=((5, 7),),
     ),
     Defect(
         CELERY,
-        "RabbitMQ refuses the queues for remote control, unless control_queue_exclusive and "
-        "event_queue_exclusive are True, which Celery 5.6 knows",
+        "RabbitMQ refuses the queues of remote control and events, unless control_queue_exclusive "
+        "and event_queue_exclusive are True, from 5.6 on",
         f"{_GITHUB}/celery/celery/pull/10290",
         fixed=((5, 7),),
         brokers=((4, 3), (1000,)),
@@ -116,8 +115,7 @@ DEFECTS = (
     ),
     Defect(
         KOMBU,
-        "RabbitMQ refuses the queues of a Mailbox, unless it is made with queue_exclusive, which "
-        "Kombu 5.6 knows",
+        "RabbitMQ refuses the queues of a Mailbox without queue_exclusive, from 5.6 on",
         f"{_GITHUB}/celery/kombu/pull/2531",
         fixed=((5, 7),),
         brokers=((4, 3), (1000,)),
