@@ -61,6 +61,7 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
     found = {load["what"]: load["said"] for load in json.loads(again.output)["findings"]}
     assert found["topology"] == "all 27 parts that this delay needs existed already"
     assert found["transport"] == "the app uses kombu_binary_delay.transport:Transport"
+    assert found["confirms"].startswith("publisher confirms are off")
     part = topology.base + topology.levels[0] + topology.levels[1]
     assert {queue["name"] for queue in vhost.queues()} == {queue.name for queue in part.queues}
     assert {exchange["name"] for exchange in vhost.exchanges()} == {
