@@ -138,7 +138,7 @@ def _read_cancel(read: dict[str, Any], at: int) -> Cancel | None:
 def _read_cancel_stamped(read: dict[str, Any], at: int) -> CancelStamped | None:
     stamps = read["cancel_stamped"]
     if isinstance(stamps, dict) and all(map(_are_names, stamps.values())):
-        return CancelStamped(tuple((name, tuple(each)) for name, each in stamps.items()), at)
+        return CancelStamped(tuple((name, tuple(values)) for name, values in stamps.items()), at)
     return None
 
 
@@ -219,14 +219,14 @@ def judged_by(headers: Mapping[str, Any]) -> dict[str, Any]:
     These are all that a judge reads, beside those of :func:`.identity.names_of`.
     """
     names = KEY, REPLACES, GENERATION
-    found: dict[str, Any] = {
+    judged: dict[str, Any] = {
         name: headers[name] for name in names if isinstance(headers.get(name), str)
     }
     if stamps := stamps_of(headers):
-        found[STAMPS] = stamps
+        judged[STAMPS] = stamps
     if headers.get(NESTING):
-        found[NESTING] = True
-    return found
+        judged[NESTING] = True
+    return judged
 
 
 def stamps_of(headers: Mapping[str, Any]) -> dict[str, list[str]]:
