@@ -126,14 +126,14 @@ def due(headers: Mapping[str, Any]) -> int | None:
         name: headers[name] for name in (ETA, TASK, ID, JITTER) if headers.get(name) is not None
     }
     try:
-        found = due_time(asked, 0)
+        time = due_time(asked, 0)
     except BinaryDelayError:
-        found = None
+        time = None
     packed = headers.get(HEADER)
-    if found is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
+    if time is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
         # It was rounded up to milliseconds.
-        found = packed["due"] * 1000 - 999
-    return None if found is None else min(max(found, 0), _LATEST)
+        time = packed["due"] * 1000 - 999
+    return None if time is None else min(max(time, 0), _LATEST)
 
 
 def to_line(event: dict[str, Any]) -> str:
