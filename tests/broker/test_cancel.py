@@ -288,7 +288,7 @@ def test_a_time_after_the_year_9999_is_refused_by_a_dry_run_too(connect, vhost, 
 
 @pytest.mark.parametrize(("action", "new"), [("cancel", None), ("reschedule", MAX_TIME)])
 def test_what_waits_until_after_the_year_9999_is_named_and_stays(connect, vhost, action, new):
-    chosen = operate.Chosen({"a": MAX_TIME + 1}, found=True)
+    chosen = operate.Chosen({"a": MAX_TIME + 1}, by_search=True)
     done = operate.amend(connect(), action, chosen, new)
     assert (done.ids, "253402300800000 ms" in done.left["a"]) == ((), True)
     assert not vhost.queues()
