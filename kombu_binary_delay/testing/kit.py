@@ -323,8 +323,8 @@ class Delayed:
 
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue; 0 if there is none."""
-        found = self._broker.queues.get(queue)
-        return len(found.ready) if found is not None else 0
+        messages = self._broker.queues.get(queue)
+        return len(messages.ready) if messages is not None else 0
 
     def assert_waiting(self, *calls: Any) -> None:
         """Assert that these calls wait, among others."""
