@@ -216,7 +216,7 @@ def check_wait(value: object) -> int | None:
 def judged_by(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers that decide whether a message was amended, as JSON can hold them.
 
-    These are all that a judge reads, beside those of :func:`.identity.names_of`.
+    These are all that a judge reads, beside those of :func:`.identity.id_and_headers`.
     """
     names = KEY, REPLACES, GENERATION
     judged: dict[str, Any] = {

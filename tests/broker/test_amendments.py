@@ -139,7 +139,7 @@ def remembered(connection):
 QUEUES_OF_AMENDMENTS = ["queues/kbd.v2.amendments.ids", "queues/kbd.v2.amendments.keys"]
 
 
-def names_of_streams():
+def streams_of_amendments():
     return [parts.stream_name("kbd", kind) for kind in (parts.IDS, parts.KEYS)]
 
 
@@ -371,7 +371,7 @@ def test_what_cannot_be_decoded_in_a_stream_stops_nobody(connect, publisher, col
     rogue = connect("amqp").default_channel
 
     def put_there():
-        for name in names_of_streams():
+        for name in streams_of_amendments():
             for raw in RAW.values():
                 rogue.basic_publish(RawMessage(b"{}", raw), "", name)
             copy = amqp.Message("{}", application_headers={"CC": [name]})
@@ -439,7 +439,7 @@ def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "read", delay=1)
     assert bodies(collect(connect(), [QUEUE], 1)) == ["read"]
-    for name in names_of_streams():
+    for name in streams_of_amendments():
         vhost.broker.api("DELETE", f"queues/{vhost.name}/{name}")
 
     monkeypatch.setattr(reading, "_START", 3600.0)
@@ -456,7 +456,7 @@ def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept", delay=1)
     wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
-    bring_back: list[Any] = [take_away(vhost, *names_of_streams())]
+    bring_back: list[Any] = [take_away(vhost, *streams_of_amendments())]
     ask = reading.Reader._existing  # noqa: SLF001 - it asks which streams there are
 
     def ask_then_bring_back(reader):
@@ -482,7 +482,7 @@ def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_late
     cancel("cancelled", connection=publisher)
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "kept", delay=1)
-    bring_back = take_away(vhost, *names_of_streams())
+    bring_back = take_away(vhost, *streams_of_amendments())
 
     consumer = connect()
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]

@@ -1,4 +1,4 @@
-"""A record of amendments that rides the ladder counts though an operator moves it on the way."""
+"""A record of amendments that waits on the ladder counts though an operator moves it on the way."""
 
 from __future__ import annotations
 

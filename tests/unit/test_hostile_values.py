@@ -20,7 +20,7 @@ from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import is_over, is_retry, keep_due
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.foreign import CELERY, NSERVICEBUS, ladder_of_name
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Exchange, Part
 from kombu_binary_delay.ladder.recognise import (
     ladder_of_exchange,
@@ -132,7 +132,7 @@ def test_what_is_received_is_judged_noted_and_published_again(settings, given, e
         assert 0 <= int(arrived["expiration"]) < 2**63
     memory = full_memory()
     for each in (given, arrived):
-        assert isinstance(names_of(each)[0], str)
+        assert isinstance(id_and_headers(each)[0], str)
         for ask in (memory.judge, memory.revives, memory.awaits_record):
             ask(each, NOW)
         assert events.from_line(

@@ -26,7 +26,7 @@ from kombu_binary_delay.cli.tasks import _View
 from kombu_binary_delay.cli.words import moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate.waiting import journal, node, script, table
 from kombu_binary_delay.operate.waiting.journal import level_at
 from kombu_binary_delay.operate.waiting.table import taken_back
@@ -206,7 +206,7 @@ def test_lists_name_a_message_as_the_consumers_that_amend_it(monkeypatch, proper
 
     assert listed.id == id_
     assert events.about(properties, "", "mail").get("id") == id_
-    assert names_of(properties)[0] == (id_ or "")
+    assert id_and_headers(properties)[0] == (id_ or "")
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
