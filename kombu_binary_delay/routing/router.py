@@ -252,9 +252,9 @@ class Router:
         if rejects:
             yield from self._warn_of_overflow(queue, overflow)
         if not mailbox:
-            yield from self._routes.follow(self._routes.bind_queue(queue))
+            yield from self._routes.run_after_call(self._routes.bind_queue(queue))
             for binding in again:
-                yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+                yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def _warn_of_overflow(self, queue: str, overflow: str) -> Steps:
         """Warn of what becomes of delayed messages that a queue rejects while it is full."""
@@ -288,7 +288,7 @@ class Router:
             self.known.bindings.add(binding)
             # The program may bind again because our bindings were deleted.
             self.known.existing -= {binding, ("mirror", exchange), ("mirror", destination)}
-            yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+            yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remove what :meth:`bound` made, here or in another process."""
