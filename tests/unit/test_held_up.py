@@ -20,7 +20,7 @@ def row(held: int, *samples: tuple[int, int]):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("figures", "expected"),
     [
         pytest.param(row(31), False, id="the worker has room"),
         pytest.param(row(32), True, id="a broker that samples nothing"),
@@ -48,5 +48,5 @@ def row(held: int, *samples: tuple[int, int]):
         ),
     ],
 )
-def test_what_is_due_is_held_up_only_if_none_of_it_leaves(found, expected):
-    assert is_held_up(found) is expected
+def test_what_is_due_is_held_up_only_if_none_of_it_leaves(figures, expected):
+    assert is_held_up(figures) is expected

@@ -106,9 +106,11 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
             events.scheduled(router.topology, plan.properties, plan.exchange, plan.routing_key)
         if due and due > now:
             # Who receives it gets it as it was published.
-            found = router.received(router.topology.delivery, plan.routing_key, plan.properties, "")
-            assert found
-            assert found.properties.get("expiration") == given.get("expiration")
+            delivery = router.received(
+                router.topology.delivery, plan.routing_key, plan.properties, ""
+            )
+            assert delivery
+            assert delivery.properties.get("expiration") == given.get("expiration")
 
 
 # -- what a consumer receives ----------------------------------------------------------------------
@@ -122,12 +124,12 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
 )
 def test_what_is_received_is_judged_noted_and_published_again(settings, given, exchange, key):
     router = Router(settings, SERVER)
-    found = router.received(exchange, key, given, "mail")
-    to, arrived = found or (Destination(exchange, key), given)
+    delivery = router.received(exchange, key, given, "mail")
+    to, arrived = delivery or (Destination(exchange, key), given)
     headers = arrived[HEADERS]
 
     assert all(isinstance(each, str) for each in to)
-    assert "x-binary-delay" not in headers or not found
+    assert "x-binary-delay" not in headers or not delivery
     if "expiration" in arrived and arrived["expiration"] != given.get("expiration"):
         assert 0 <= int(arrived["expiration"]) < 2**63
     memory = full_memory()
@@ -174,9 +176,9 @@ of_each_kind = pytest.mark.parametrize(
 
 
 def message(given: dict[str, Any], key: str, body: Any = b"", exchange: str = "") -> Any:
-    found = amqp.Message(body, **given)
-    found.delivery_info = {"routing_key": key, "exchange": exchange}
-    return found
+    built = amqp.Message(body, **given)
+    built.delivery_info = {"routing_key": key, "exchange": exchange}
+    return built
 
 
 @of_each_kind
@@ -185,11 +187,11 @@ def test_a_message_that_waits_is_read_or_cannot_be_read(source, headers, key):
     properties = {HEADERS: headers}
 
     put_back(source, key, properties, NOW, "x")
-    found = None
+    reading = None
     with suppress(*UNREADABLE_ERRORS):
-        found = read(source, key, properties, NOW, lambda _: "")
-    if found is not None:
-        keep_due(found.properties[HEADERS], found.due)
+        reading = read(source, key, properties, NOW, lambda _: "")
+    if reading is not None:
+        keep_due(reading.properties[HEADERS], reading.due)
 
 
 class Nothing:
@@ -212,7 +214,7 @@ BODIES = st.sampled_from([b"", b'{"cancel":["i"],"at":1}', b"[" * 9999])
 
 @of_each_kind
 @given(st.sampled_from([OURS, CELERY]), st.builds(message, properties(), KEY, BODIES, NAMES))
-def test_what_waits_is_moved_or_left(source, to, found):
+def test_what_waits_is_moved_or_left(source, to, waiting):
     emptied = [source.topology] if source.topology else []
     broker: Any = Nothing()
     broker.bindings, broker.exchanges, broker.has_queue = frozenset(), (), lambda _: False
@@ -220,7 +222,7 @@ def test_what_waits_is_moved_or_left(source, to, found):
     sorter = Migrating(*arguments)
     sorter._has_poison = True  # noqa: SLF001 - nothing is declared
 
-    decision = sorter.decide(source, found)
+    decision = sorter.decide(source, waiting)
 
     assert isinstance(decision, (Send, Keep, Done))
     if isinstance(decision, Send):
@@ -248,9 +250,9 @@ def test_a_node_lists_the_others_where_one_message_cannot_be_decoded(raw):
 
 @given(NAMES)
 def test_a_name_is_a_ladders_or_not(name):
-    found = topology_of_name(name)
-    if found is not None:
-        assert found.whole
+    ladder = topology_of_name(name)
+    if ladder is not None:
+        assert ladder.whole
     ladder_of_name(name)
     ladder_of_exchange(name, OURS)
     parking_of(name)

@@ -161,6 +161,6 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
     (direct,) = topology.direct_queue(topology.ladder.digits(1000)).queues
     assert re.fullmatch(relabel[1], direct.name)
     for lane in (topology, *topology.lanes(2), topology.for_urgent()):
-        found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
-        assert found
-        assert found[1] + found[2] in named
+        match = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
+        assert match
+        assert match[1] + match[2] in named

@@ -187,10 +187,10 @@ class Api(Management):
     ],
 )
 def test_an_alarm_of_a_node_is_named(node, words):
-    found = list(alarms(Api({"name": "a@h", **node})))
+    troubles = list(alarms(Api({"name": "a@h", **node})))
 
-    assert len(found) == (words is not None)
-    assert all(words in each and "a@h" in each for each in found)
+    assert len(troubles) == (words is not None)
+    assert all(words in each and "a@h" in each for each in troubles)
 
 
 def test_alarms_that_a_user_may_not_see_are_left_out():

@@ -119,10 +119,10 @@ def test_each_url_of_a_connection_and_of_its_copies_has_its_own_tls_and_port(
     for port, is_tls, options in expected * 2:
         restored = pickle.loads(pickle.dumps(connection))  # noqa: S301 - our own
         for each in (connection, connection.clone(), restored):
-            found = each.ssl if isinstance(each.ssl, dict) else {}
+            tls = each.ssl if isinstance(each.ssl, dict) else {}
             # As py-amqp does when it connects.
             each.port = each.port or each.transport.default_connection_params["port"]
-            assert (each.port, bool(each.ssl), found) == (port, is_tls, options)
+            assert (each.port, bool(each.ssl), tls) == (port, is_tls, options)
         connection.maybe_switch_next()
 
 

@@ -241,10 +241,10 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
             yield [b"skip", b"1", b64encode(b"timeout")]
 
     monkeypatch.setattr(node.NodeReader, "_run", run)
-    found = operate.from_node("", "/", topology)
-    assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
-    assert not found.complete
-    assert found.unseen() == (
+    listing = operate.from_node("", "/", topology)
+    assert [(task.id, task.level) for task in listing] == [("1", high), ("2", high)]
+    assert not listing.complete
+    assert listing.unseen() == (
         "1 classic queue of the ladder left out: a node cannot look into such",
         f"the queue {low} was not read: timeout",
         "amendments were not read: what was taken back is listed, too",
@@ -410,12 +410,12 @@ def test_no_line_of_the_journal_ends_a_listing_or_hides_another(lines):
 
     with pytest.MonkeyPatch.context() as patch:
         journalled(patch, *lines, json.dumps(kept))
-        found = operate.from_journal(None, Topology(), judge=judge)
-        assert "kept" in [task.id for task in found]
+        listing = operate.from_journal(None, Topology(), judge=judge)
+        assert "kept" in [task.id for task in listing]
         skipped = read.count(None)
-        assert any("cannot be read" in said for said in found.unseen()) == (skipped > 0)
-        drawn(output.tasks(list(found), output.task_foot(found, ALL, 1)), 200)
-        found.histogram(0, 2**53, 60)
+        assert any("cannot be read" in said for said in listing.unseen()) == (skipped > 0)
+        drawn(output.tasks(list(listing), output.task_foot(listing, ALL, 1)), 200)
+        listing.histogram(0, 2**53, 60)
         for id_ in ("t", "kept"):
             drawn(output.story(operate.story_by_journal(None, Topology(), id_, judge)), 200)
     for event in filter(None, read):

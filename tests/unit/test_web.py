@@ -450,11 +450,11 @@ def test_enter_in_a_form_plans_a_rescheduling_and_never_a_cancellation(now):
     app = away(table_of(waiting), story, allow_changes=True)
 
     with browser(app) as client:
-        found = read_until(client, "/tasks", 'id="count">1<')
+        listed = read_until(client, "/tasks", 'id="count">1<')
         told = read_until(client, "/task?id=a", "Act on it")
 
     # A browser presses the first button of the form.
-    for page in (found, told):
+    for page in (listed, told):
         form = page[page.index('method="post"') :]
         assert re.findall('<button name="action" value="([a-z]*)"', form) == [
             "reschedule",
