@@ -686,21 +686,21 @@ def mixed(ids: list[Record], keys: list[Record], random: Random) -> list[Record]
 @settings(max_examples=150, deadline=None)
 def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chapters, random):
     merges: list[Merge] = [ids_first, keys_first, mixed]
-    found = {merge: Memory(31 * DAY) for merge in merges}
+    memories = {merge: Memory(31 * DAY) for merge in merges}
     ids, keys, now = list[Record](), list[Record](), NOW
     for some_ids, some_keys, again, passes in chapters:
         ids += some_ids
         keys += some_keys
         read_ids, read_keys = (ids, keys) if again == ALL else (some_ids, some_keys)
-        for merge, before in found.items():
-            memory = found[merge] = before if again == NOT else Memory(31 * DAY)
+        for merge, before in memories.items():
+            memory = memories[merge] = before if again == NOT else Memory(31 * DAY)
             for record in merge(read_ids, read_keys, random):
                 memory.learn(record, now)
             if again != NOT:
                 memory.inherit(before, now)
         now += passes
         # With a record of either stream, what has expired is removed.
-        found[mixed].learn(Cancel(("another",), now), now)
+        memories[mixed].learn(Cancel(("another",), now), now)
         for each in EVERY_MESSAGE:
             expected, *others = (
                 (
@@ -708,7 +708,7 @@ def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chap
                     memory.revives(each, now),
                     memory.awaits_record(each, now),
                 )
-                for memory in found.values()
+                for memory in memories.values()
             )
             assert others == [expected, expected]
 
