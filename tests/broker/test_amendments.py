@@ -106,9 +106,9 @@ def first_record(connection, such=lambda _: True):
     channel.basic_consume(
         "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
     )
-    found = drain_until(connection, lambda: [each for each in got if such(each)])
+    records = drain_until(connection, lambda: [each for each in got if such(each)])
     channel.close()
-    return found[0]
+    return records[0]
 
 
 def names_something(message):
@@ -426,8 +426,8 @@ def test_a_publisher_notices_that_a_part_of_the_amendments_was_deleted(
             publish(other, "m", 60_000, **headers)
     else:
         publish(other, "m", 60_000, **headers)
-        found = {each["name"] for each in vhost.broker.api("GET", f"{kind}/{vhost.name}")}
-        assert name in found
+        names = {each["name"] for each in vhost.broker.api("GET", f"{kind}/{vhost.name}")}
+        assert name in names
 
 
 @pytest.mark.timeout(300)

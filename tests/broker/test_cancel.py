@@ -226,9 +226,9 @@ def test_what_cannot_be_amended_is_named_and_stays_and_the_others_are_amended(  
 
     left = {long: "at most 255 bytes, got 300", half: "UTF-8"}
     left |= {far: "the longest delay of the ladder"} if far_stays else {}
-    for found in (planned, json.loads(done.stdout)):
-        assert (found["ids"], found["left"].keys()) == (["one"], left.keys())
-        assert all(why in found["left"][id_] for id_, why in left.items())
+    for report in (planned, json.loads(done.stdout)):
+        assert (report["ids"], report["left"].keys()) == (["one"], left.keys())
+        assert all(why in report["left"][id_] for id_, why in left.items())
     assert (done.exit_code, "one" in done.stderr, "xxx" in done.stderr) == (1, True, False)
     assert f"{len(left)} cannot be amended, and wait on" in shown
     assert "got 300: 'xxx" in shown
@@ -400,7 +400,7 @@ def test_status_is_shown_in_an_alarm_too(run, own_broker):
 
 
 def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect):
-    def found(*arguments):
+    def differences(*arguments):
         done = run(*ladder, *arguments, "verify", "--json")
         return {
             (load["severity"], load["what"], load["found"])
@@ -410,15 +410,15 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
 
     run(*ladder, "--no-amendments", "create")
     none = ("amendments", "none made yet"), ("amendments", "no exchange and no streams")
-    assert found() == {("note", *none[0])}
-    assert found("--declare", "never") == {("warning", *none[1])}
-    assert not found("--declare", "never", "--no-amendments")
+    assert differences() == {("note", *none[0])}
+    assert differences("--declare", "never") == {("warning", *none[1])}
+    assert not differences("--declare", "never", "--no-amendments")
 
     run(*ladder, "create")
-    assert not found("--declare", "never")
+    assert not differences("--declare", "never")
     ids = "queue kbd.v2.amendments.ids"
     other = "x-max-age is '31D', should be '7D'"
-    assert found("--amendments-max-age", "7D") == {("warning", ids, other)}
+    assert differences("--amendments-max-age", "7D") == {("warning", ids, other)}
 
     policy = {"pattern": "^kbd", "definition": {"message-ttl": 1, "expires": 1, "max-age": "1h"}}
     vhost.broker.api("PUT", f"policies/{vhost.name}/short", policy)
@@ -440,9 +440,9 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
 
     channel = connect("amqp").default_channel
     channel.queue_delete("kbd.v2.amendments.keys")
-    assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
+    assert differences() == {("error", "queue kbd.v2.amendments.keys", "missing")}
     channel.exchange_delete("kbd.v2.amendments")
-    assert ("error", "exchange kbd.v2.amendments", "missing") in found()
+    assert ("error", "exchange kbd.v2.amendments", "missing") in differences()
 
 
 def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladder):

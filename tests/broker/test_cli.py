@@ -213,8 +213,8 @@ def test_status_counts_by_destination_from_the_journal(run, tick, connect):
     options = (*tick, "--tick", "100000")
 
     def counts():
-        found = json.loads(run(*options, "status", "--destinations", "--json").output)
-        return {each["value"]: each["tasks"] for each in found["destinations"]}
+        status = json.loads(run(*options, "status", "--destinations", "--json").output)
+        return {each["value"]: each["tasks"] for each in status["destinations"]}
 
     end = time.monotonic() + PATIENCE
     while counts() != {"mail": 2, "orders": 1}:
@@ -862,7 +862,7 @@ def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  #
     ours.Producer().publish("m", exchange="events", routing_key="x", headers={"x-delay": 1000})
     bind(vhost.url, method, "mail", "events", "order.*")
 
-    found = run(*tick, "verify")
+    before = run(*tick, "verify")
     planned = run(*tick, "create", "--dry-run", "--json")
     still = run(*tick, "verify")
     mended = run(*tick, "create", "--json")
@@ -872,8 +872,10 @@ def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  #
     )
 
     removed = int(method == "queue_unbind")
-    assert [each.exit_code for each in (found, still, mended, sound)] == [1, 1, 0, 0], found.output
-    assert ("no such binding any more" if removed else "is not repeated") in found.output
+    assert [each.exit_code for each in (before, still, mended, sound)] == [1, 1, 0, 0], (
+        before.output
+    )
+    assert ("no such binding any more" if removed else "is not repeated") in before.output
     for each in (planned, mended):
         assert json.loads(each.output)["removed_bindings"] == removed
     place = small.parking if removed else "mail"
@@ -926,7 +928,7 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
         vhost.broker.api("PUT", f"policies/{vhost.name}/limits", policy)
         wait_until(lambda: any(row.get("policy") for row in vhost.queues()))
 
-    found = run(*tick, "verify")
+    before = run(*tick, "verify")
     mended = run(*tick, "create")
     sound = run(*tick, "verify")
     sender = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
@@ -938,10 +940,10 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     time.sleep(2)
     sender.Producer().publish("m", "mail", headers={"x-delay": 1000})
 
-    assert [each.exit_code for each in (found, mended, sound)] == [1, 0, 0], sound.output
-    assert "it may refuse messages" in found.output
-    assert "the queue may refuse messages" in found.output
-    assert ("the setting relays" in found.output) == (how == "policy")
+    assert [each.exit_code for each in (before, mended, sound)] == [1, 0, 0], sound.output
+    assert "it may refuse messages" in before.output
+    assert "the queue may refuse messages" in before.output
+    assert ("the setting relays" in before.output) == (how == "policy")
     wait_until(lambda: vhost.waiting("mail") == {"mail": 1}, "held up")
 
 

@@ -34,10 +34,10 @@ def publish(connection, body, exchange="", key="", delay=250, **options):
 
 
 def reached(arrivals):
-    found: dict[str, list[object]] = {}
+    bodies_of: dict[str, list[object]] = {}
     for arrival in arrivals:
-        found.setdefault(arrival.queue, []).append(arrival.body)
-    return {queue: sorted(bodies, key=str) for queue, bodies in found.items()}
+        bodies_of.setdefault(arrival.queue, []).append(arrival.body)
+    return {queue: sorted(bodies, key=str) for queue, bodies in bodies_of.items()}
 
 
 def test_a_binding_to_an_exchange_that_somebody_else_declared_counts_too(connect, collect):
@@ -438,9 +438,9 @@ def test_levels_whose_declaration_is_cut_off_are_made_whole_by_the_next_connecti
 
     levels = topology.levels[: topology.needs(topology.ladder.digits(60_000)) + 1]
     wanted = {(each.source, each.key) for level in levels for each in level.bindings}
-    found = vhost.broker.api("GET", f"bindings/{vhost.name}")
+    bindings = vhost.broker.api("GET", f"bindings/{vhost.name}")
     assert len(bound) < len(wanted)
-    assert wanted <= {(each["source"], each["routing_key"]) for each in found}
+    assert wanted <= {(each["source"], each["routing_key"]) for each in bindings}
 
 
 def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect, collect, caplog):

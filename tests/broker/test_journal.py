@@ -67,17 +67,17 @@ def events(vhost, setting, tmp_path):
 
 
 def of_stream(vhost, stream, count):
-    found: list[dict[str, object]] = []
+    read: list[dict[str, object]] = []
     with vhost.connect() as connection:
         channel = connection.channel()
         channel.basic_qos(0, 100, a_global=False)
         channel.basic_consume(
             stream,
-            callback=lambda message: found.append(json.loads(message.body)),
+            callback=lambda message: read.append(json.loads(message.body)),
             arguments={"x-stream-offset": "first"},
         )
-        drain_until(connection, lambda: len(found) >= count)
-    return found
+        drain_until(connection, lambda: len(read) >= count)
+    return read
 
 
 def publish(connection, delay, message_id="m-1", **headers):
@@ -181,9 +181,9 @@ def test_the_arguments_of_a_task_that_waits_are_noted_up_to_a_length(
 def test_arguments_stay_out_of_a_journal_that_is_not_to_have_them(connect, events, setting):
     connection = connect(binary_delay={"journal": setting, "journal_arguments": False})
     task(connection, eta=hence(60))
-    [found] = events(1)
-    assert found["task"] == "shop.pay"
-    assert "secret" not in json.dumps(found)
+    [event] = events(1)
+    assert event["task"] == "shop.pay"
+    assert "secret" not in json.dumps(event)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the
     publish(journalling, 10, task="t", id="i", retries=retries)
     publish(journalling, 10)
     assert len(collect(journalling, [Queue("mail")], 2)) == 2
-    found = events(4)
-    assert len(found) == 4
-    assert {each.get("retries") for each in found if each["id"] == "i"} == {noted}
+    noted_events = events(4)
+    assert len(noted_events) == 4
+    assert {each.get("retries") for each in noted_events if each["id"] == "i"} == {noted}
 
 
 def test_a_message_that_cannot_be_written_down_is_missing_alone(
@@ -310,8 +310,8 @@ def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
             # What the broker returns is read by the next publish.
             wait_until(lambda: unread(connection))
 
-    found = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in found) == ["0", "1", "2"]
+    written = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(each["id"] for each in written) == ["0", "1", "2"]
 
 
 def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, vhost, collect):
@@ -346,8 +346,8 @@ def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(conne
     rest(connection)
     publish(connection, 60_000, "written")
 
-    found = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in found) == ["of another one", "returned", "written"]
+    written = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(each["id"] for each in written) == ["of another one", "returned", "written"]
 
 
 @pytest.mark.own_broker
@@ -511,8 +511,8 @@ def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
     else:
         channel.basic_publish(message, "", "mail")
     collect(connection, [Queue("mail")], 1)
-    found = [(event["event"], event["id"], event["key"], event.get("hops")) for event in events(2)]
-    assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
+    seen = [(event["event"], event["id"], event["key"], event.get("hops")) for event in events(2)]
+    assert seen == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
 
 
 def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(

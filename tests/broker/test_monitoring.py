@@ -89,7 +89,7 @@ class Ladders:
 
 def metrics(scrape):
     """What the jobs of a scrape configuration find: names, and the labels of each."""
-    found: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for job in scrape["scrape_configs"]:
         (static,) = job["static_configs"]
         families = "&".join(f"family={each}" for each in job.get("params", {}).get("family", []))
@@ -101,8 +101,8 @@ def metrics(scrape):
                 labels = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[2] or ""))
                 # And what Prometheus adds by itself, and by the configuration.
                 labels |= {"instance", "job", *static.get("labels", {})}
-                found.setdefault(match[1], set()).update(labels)
-    return found
+                labels_of.setdefault(match[1], set()).update(labels)
+    return labels_of
 
 
 class Selectors(dict[str, set[str]]):
@@ -150,18 +150,18 @@ def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrap
 
     def all_is_there():
         # The broker counts in the background.
-        found = metrics(scrape)
+        labels_of = metrics(scrape)
         # Of these two, each version has one: the queries take what there is.
-        found.setdefault(exchange, found.get(channel, set()))
-        found.setdefault(channel, found[exchange])
+        labels_of.setdefault(exchange, labels_of.get(channel, set()))
+        labels_of.setdefault(channel, labels_of[exchange])
         missing.clear()
         for query in queries():
             asked = Selectors(query)
-            known = set().union(*(found.get(name, set()) for name in asked))
+            known = set().union(*(labels_of.get(name, set()) for name in asked))
             # And what the query makes itself.
             known |= set(re.findall(r', "(\w+)", "\$1\$2", ', query))
             wanted = {**asked, "any of them": grouped_by(query)}
-            there = {**found, "any of them": known}
+            there = {**labels_of, "any of them": known}
             missing.extend(
                 (name, labels, query)
                 for name, labels in wanted.items()

@@ -325,19 +325,19 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_bind("q", "with alternate")
 
     executor = connect().connection.delay_mechanism.executor
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
     def ask(into, name):
         into[name] = yield AskType(name)
 
     for name in (*asked, "missing"):
-        executor.run(ask(found, name))
+        executor.run(ask(types, name))
         executor.run(ask(answers, name))
 
-    assert found == answers
-    assert found.pop("missing") is Answer.MISSING
-    assert found == {name: kind for name, (kind, _) in asked.items()}
+    assert types == answers
+    assert types.pop("missing") is Answer.MISSING
+    assert types == {name: kind for name, (kind, _) in asked.items()}
     for name in asked:
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):

@@ -576,10 +576,10 @@ def test_status_counts_amendments_for_those_who_may_read_them(
     cancel("cancelled", connection=administrator)
     management = Management.of(administrator, vhost.broker.management_url)
 
-    found = status(administrator, management, Topology(), None, connect(url=granted(grant)))
+    state = status(administrator, management, Topology(), None, connect(url=granted(grant)))
 
-    assert found.amendments is not None
-    assert found.amendments.active == active
+    assert state.amendments is not None
+    assert state.amendments.active == active
 
 
 # -- without the right to declare --------------------------------------------------------------

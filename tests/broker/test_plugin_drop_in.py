@@ -177,7 +177,9 @@ def test_a_dead_letter_is_not_delayed_and_verify_says_so(broker, vhost, connect,
 
     [death] = again.headers["x-death"]
     assert (death["reason"], death["queue"]) == ("rejected", "q")
-    found = verify(Management.of(connection, broker.management_url), topology)
-    assert found.sound
-    [note] = [difference for difference in found.differences if difference.what == "exchange x"]
+    verification = verify(Management.of(connection, broker.management_url), topology)
+    assert verification.sound
+    [note] = [
+        difference for difference in verification.differences if difference.what == "exchange x"
+    ]
     assert note.found == "what q dead-letters goes there, as delayed messages do"

@@ -171,6 +171,6 @@ def test_a_record_that_is_to_come_twice_is_moved_twice_each_for_its_own_time(con
     assert (done.moved, done.left) == (2, 0)
     channel, queues = connect("amqp").channel(), {row["name"]: row for row in vhost.queues()}
     taken = [channel.basic_get(source.name) for source in sources(new, queues)]
-    found = [each.headers["x-binary-delay"]["due"] for each in taken if each is not None]
+    moved_dues = [each.headers["x-binary-delay"]["due"] for each in taken if each is not None]
     # They reach the stream a second before.
-    assert sorted(found) == [each - 1000 for each in dues]
+    assert sorted(moved_dues) == [each - 1000 for each in dues]

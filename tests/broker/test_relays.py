@@ -324,9 +324,9 @@ def test_to_ask_whether_a_queue_ends_by_itself_changes_nothing(connect, vhost):
         make(owner.default_channel, name)
     before = state(vhost)
 
-    found = {name: executor.do(AskTemporary(name)) for name in (*KINDS, "missing")}
+    answers = {name: executor.do(AskTemporary(name)) for name in (*KINDS, "missing")}
 
-    assert found == {**{name: ends for name, (*_, ends) in KINDS.items()}, "missing": False}
+    assert answers == {**{name: ends for name, (*_, ends) in KINDS.items()}, "missing": False}
     assert state(vhost) == before
 
 

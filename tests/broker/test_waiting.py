@@ -190,10 +190,10 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     connection.Producer().publish("x", routing_key="mail", headers=plain, priority=9)
     publish(connection, ("soon", 10))
 
-    found = on_node()
-    tasks = {task.id: task for task in found}
-    assert found.complete
-    [said] = found.unseen()
+    listing = on_node()
+    tasks = {task.id: task for task in listing}
+    assert listing.complete
+    [said] = listing.unseen()
     assert "amendments were not read" in said
     # By now it may have arrived.
     assert set(tasks) | {"soon"} == {"soon", "later", "paid", "m-1", None}
@@ -237,10 +237,10 @@ def test_what_moves_meanwhile_is_listed_once(connect, on_node):
         half = time.time() + wait * 8 / 15
         while not attempt.is_over:
             began = time.time()
-            found = selected(on_node(), ids=frozenset(tasks))
+            listed = selected(on_node(), ids=frozenset(tasks))
             if attempt.is_over:
                 break
-            assert found == sorted(tasks)
+            assert listed == sorted(tasks)
             if began < half < time.time():
                 attempt.end()
     assert attempt.was_in_time, "no listing has ended before they were due"
@@ -313,10 +313,10 @@ def test_classic_levels_are_not_looked_into_and_the_journal_is_named(connect, vh
     with pytest.raises(operate.OperationError, match="classic queues, which cannot be looked into"):
         operate.from_node(beside, vhost.name, LADDER)
     publish(connect(), ("q", HOUR))
-    found = operate.from_node(beside, vhost.name, LADDER)
-    assert ids(found) == ["q"]
-    assert not found.complete
-    assert " classic queues of the ladder left out" in found.unseen()[0]
+    listing = operate.from_node(beside, vhost.name, LADDER)
+    assert ids(listing) == ["q"]
+    assert not listing.complete
+    assert " classic queues of the ladder left out" in listing.unseen()[0]
 
 
 @pytest.mark.own_broker
@@ -339,15 +339,15 @@ def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
         )
         paths = [reach(node, tmp_path) for node in cluster]
         for path in paths:
-            found = operate.from_node(path, "/", LADDER)
-            assert ids(found) == sorted(map(str, range(200)))
+            listing = operate.from_node(path, "/", LADDER)
+            assert ids(listing) == sorted(map(str, range(200)))
         cluster.nodes[0].kill()
 
         def all_is_read_by_another():
             # Leaders are elected, and until then some levels cannot be read.
             with suppress(operate.OperationError):
-                found = operate.from_node(paths[1], "/", LADDER)
-                return ids(found) == sorted(map(str, range(200))) and found.complete
+                listing = operate.from_node(paths[1], "/", LADDER)
+                return ids(listing) == sorted(map(str, range(200))) and listing.complete
             return False
 
         wait_until(all_is_read_by_another)
@@ -430,8 +430,8 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
     journalling.Producer().publish("x", routing_key="mail", headers=headers)
     journalling.Producer().publish("x", routing_key="mail", headers={"x-delay": HOUR * 1000})
     collect(journalling, [Queue("mail")], 1)
-    found = by_journal(6)
-    tasks = {task.id: task for task in found}
+    listing = by_journal(6)
+    tasks = {task.id: task for task in listing}
     assert set(tasks) == {"later", "paid", "no-eta", None}
     later = tasks["later"]
     assert (later.name, later.args, later.kwargs) == ("shop.pay", "(1,)", "{'a': 1}")
@@ -439,7 +439,7 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
     assert later.level.startswith(f"{topology.prefix}.level-")
     assert tasks["paid"].queue == "amq.topic:order.paid"
     assert tasks["no-eta"].name == "shop.now"
-    assert found.unseen()[0].startswith("journal since ")
+    assert listing.unseen()[0].startswith("journal since ")
 
 
 @pytest.mark.parametrize(
