@@ -435,10 +435,10 @@ def verdict(vhost):
         def verdict(task_id):
             amendments.reader.catch_up()
             now = time.time_ns() // 1_000_000
-            found = amendments.memory.judge(
+            judgement = amendments.memory.judge(
                 {"application_headers": {"id": task_id, "task": "t"}}, now
             )
-            return found and (found.reason, found.due)
+            return judgement and (judgement.reason, judgement.due)
 
         yield verdict
 

@@ -248,8 +248,8 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     spark.createDataFrame(events, s.JOURNAL).write.parquet(journal)
     given = ["--receipts", receipts, "--journal", journal, "--output", output]
     assert tool("audit", *given, "--job-id", "job-1").exit_code == 1
-    found = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
-    assert {row.task_id: row.verdict for row in found} == {"i1": s.LOST_IN_THE_LADDER}
+    verdicts = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
+    assert {row.task_id: row.verdict for row in verdicts} == {"i1": s.LOST_IN_THE_LADDER}
     # A mistyped job.
     result = tool("audit", *given, "--job-id", "job-3")
     assert result.exit_code == 1
