@@ -129,9 +129,9 @@ class Program(ABC):
     def expect(self, reached: dict[str, list[Any]], parked: int = 0) -> list[Arrival]:
         """These messages reach these queues once each and nothing else; so many are parked."""
         arrived = self.arrivals(sum(map(len, reached.values())))
-        found = Counter((each.queue, json.dumps(each.body)) for each in arrived)
+        counted = Counter((each.queue, json.dumps(each.body)) for each in arrived)
         wanted = Counter((q, json.dumps(body)) for q, bodies in reached.items() for body in bodies)
-        assert found == wanted
+        assert counted == wanted
         assert self.parked(parked) == parked
         return arrived
 
