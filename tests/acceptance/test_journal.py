@@ -92,4 +92,4 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
         due[event["id"], event.get("retries", 0)].add(event["due"])
         assert event["event"] == "scheduled" or event["at"] >= event["due"]
     assert len(due) == 4
-    assert all(len(each) == 1 for each in due.values()), events
+    assert all(len(times) == 1 for times in due.values()), events
