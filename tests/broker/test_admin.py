@@ -187,8 +187,8 @@ def test_a_policy_that_breaks_the_ladder_is_named(operator, small, definition, c
 
     differences = errors(verify(management, small))
 
-    assert {each.what for each in differences} == {"policy mean"}
-    assert any(causes in each.causes for each in differences)
+    assert {difference.what for difference in differences} == {"policy mean"}
+    assert any(causes in difference.causes for difference in differences)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,9 @@ def test_what_a_user_who_only_monitors_may_not_read_is_named(
     # Classic levels do without it, and later releases always have it.
     assert (flag in unread) == (broker.release < STREAMS_ALWAYS_SINCE)
     assert f"permissions of {me}" in unread
-    assert all(f"set_user_tags {me} administrator" in each.remedy for each in unread.values())
+    assert all(
+        f"set_user_tags {me} administrator" in difference.remedy for difference in unread.values()
+    )
     assert verification.sound
 
 
@@ -322,7 +324,7 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
 
     state = status(plain, management, slow)
 
-    current, old = sorted(state.ladders, key=lambda each: each.name != slow.prefix)
+    current, old = sorted(state.ladders, key=lambda ladder: ladder.name != slow.prefix)
     assert (current.name, current.current, current.messages) == (slow.prefix, True, 3)
     assert (old.current, old.messages) == (False, 1)
     assert {queue.queue: queue.messages for queue in current.queues if queue.messages} == {
@@ -388,7 +390,11 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
         plain.Producer().publish("m", exchange=small.level_name(0), routing_key="1.@..full")
 
     def stuck():
-        return [each for each in status(plain, management, small).troubles if "not taken" in each]
+        return [
+            trouble
+            for trouble in status(plain, management, small).troubles
+            if "not taken" in trouble
+        ]
 
     (trouble, *_) = wait_until(stuck)
 
@@ -953,7 +959,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
     queue = Queue("mail")(connection.channel())
     queue.declare()
     # Of the first lane, whatever their number.
-    of_the_first_lane = next(each for each in "abcdefgh" if crc32(each.encode()) % 6 == 0)
+    of_the_first_lane = next(name for name in "abcdefgh" if crc32(name.encode()) % 6 == 0)
 
     def send():
         connection.Producer().publish(

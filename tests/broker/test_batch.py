@@ -645,7 +645,7 @@ def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
     levels = [queue.name for level in topology.levels for queue in level.queues]
     waiting = [name for name, count in vhost.waiting(*levels).items() for _ in range(count)]
     got = [other.basic_get(name, no_ack=True) for name in waiting]
-    keys = [each.delivery_info["routing_key"] for each in got]
+    keys = [message.delivery_info["routing_key"] for message in got]
     delays = [topology.ladder.delay(parse_address(key)[0]) for key in keys]
     assert len(delays) == 3
     assert sorted(delays)[1] <= HOUR - 2000 + topology.ladder.tick

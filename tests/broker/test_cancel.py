@@ -69,7 +69,7 @@ def publish(connect, vhost):
 
 def arrived(collect, connect, count):
     bare = Queue("mail", no_declare=True)
-    return [each.body for each in collect(connect(), [bare], count, more=1.5)]
+    return [arrival.body for arrival in collect(connect(), [bare], count, more=1.5)]
 
 
 def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
@@ -182,7 +182,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
 
     def waiting():
         [ladder] = json.loads(run("status", "--json").stdout)["ladders"]
-        return sum(each["messages"] for each in ladder["queues"])
+        return sum(queue["messages"] for queue in ladder["queues"])
 
     # What has just left a queue is counted until the broker's next statistics.
     said = "both tasks, and the record that cancels what is due in forty days"
@@ -325,7 +325,7 @@ def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
     assert "cancel 4 tasks: one\\x1b[2J, two, three, …" in refused.output
     assert "nothing was changed" in refused.output
     assert (agreed.exit_code, "Go on?" in agreed.output) == (0, True)
-    assert [(each.exit_code, "Go on?" in each.output) for each in unasked] == [(0, False)] * 2
+    assert [(result.exit_code, "Go on?" in result.output) for result in unasked] == [(0, False)] * 2
 
 
 def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
@@ -356,17 +356,20 @@ def ladder(topology):
 
 def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder, vhost):
     other = *ladder, "--levels", "3"
-    made = [run(*each, "create") for each in (ladder, other)]
+    made = [run(*options, "create") for options in (ladder, other)]
     sound = run(*ladder, "--declare", "never", "verify")
     cancelled = run(*ladder, "--declare", "never", "cancel", "one", "two")
     first = run(*ladder, "teardown", "--yes")
     kept = {row["name"] for row in vhost.queues()} & AMENDMENTS
     last = run(*other, "teardown", "--yes", "--json")
 
-    assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
+    assert [result.exit_code for result in (*made, sound, cancelled, first, last)] == [0] * 6
     assert kept == AMENDMENTS
     forgotten = "what was cancelled or rescheduled is forgotten"
-    assert [forgotten in " ".join(each.output.split()) for each in (first, last)] == [False, True]
+    assert [forgotten in " ".join(result.output.split()) for result in (first, last)] == [
+        False,
+        True,
+    ]
     assert json.loads(last.stdout)["lost"] == 0, "a record is no message that waits"
     assert set(json.loads(last.stdout)["queues"]) >= AMENDMENTS
     assert not vhost.queues()

@@ -100,7 +100,7 @@ def test_a_user_without_permissions_is_told_which(check, user, vhost, pattern, s
 
     words = " ".join(checked.output.split())
     assert checked.exit_code == 1, words
-    assert any(each in words for each in said.split("|"))
+    assert any(text in words for text in said.split("|"))
     assert "grant" in words
     assert "'kbd.'" in words
     assert not vhost.queues()

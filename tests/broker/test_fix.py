@@ -68,13 +68,19 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
     left = json.loads(run("verify", "--json", "--declare", declare, code=1))
     again = run("verify", "--fix", "--declare", declare, code=1)
 
-    assert all(each["remedy"] for each in verification["differences"] if each["severity"] != "note")
-    said = {each["found"] for each in verification["differences"]}
+    assert all(
+        difference["remedy"]
+        for difference in verification["differences"]
+        if difference["severity"] != "note"
+    )
+    said = {difference["found"] for difference in verification["differences"]}
     assert {"missing", "the key 'k' is not repeated for delayed messages"} < said
     assert "mended:" in shown
     assert "nothing to mend here that is safe" in again
     assert names(vhost) == whole if declare == "lazy" else names(vhost) >= whole - {f"{level(3)}.1"}
-    (stranger,) = (each for each in left["differences"] if each["severity"] != "note")
+    (stranger,) = (
+        difference for difference in left["differences"] if difference["severity"] != "note"
+    )
     assert "none of this ladder's" in stranger["found"]
     wait_until(lambda: vhost.waiting(f"{level(3)}.1") == {f"{level(3)}.1": 1})
 
@@ -90,8 +96,12 @@ def test_the_command_that_removes_a_strange_binding_removes_no_other(
 
     while keys:
         verification = json.loads(run("verify", "--json", code=1))
-        strange = [each for each in verification["differences"] if each["severity"] == "error"]
-        assert {each["found"] for each in strange} == {
+        strange = [
+            difference
+            for difference in verification["differences"]
+            if difference["severity"] == "error"
+        ]
+        assert {difference["found"] for difference in strange} == {
             f"a binding with the key {key!r} that is none of this ladder's" for key in keys
         }
         *_, curl, option, user, x, method, url = shlex.split(strange[0]["remedy"])
@@ -164,7 +174,11 @@ def test_what_is_whole_or_wrong_is_left(run, channel, vhost, small, state):
     done = run("verify", "--fix", "--json", code=1 if state == "wrong" else 0)
 
     (verification,) = map(json.loads, done.splitlines())
-    errors = [each for each in verification["differences"] if each["severity"] == "error"]
+    errors = [
+        difference
+        for difference in verification["differences"]
+        if difference["severity"] == "error"
+    ]
     assert verification["sound"] == (state != "wrong") == (not errors)
     assert before <= names(vhost)
     if state == "wrong":

@@ -209,7 +209,7 @@ def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the
     assert len(collect(journalling, [Queue("mail")], 2)) == 2
     noted_events = events(4)
     assert len(noted_events) == 4
-    assert {each.get("retries") for each in noted_events if each["id"] == "i"} == {noted}
+    assert {event.get("retries") for event in noted_events if event["id"] == "i"} == {noted}
 
 
 def test_a_message_that_cannot_be_written_down_is_missing_alone(
@@ -225,7 +225,7 @@ def test_a_message_that_cannot_be_written_down_is_missing_alone(
     publish(journalling, 10, task="t", id="i")
     publish(journalling, 10)
     assert len(collect(journalling, [Queue("mail")], 2)) == 2
-    assert [(each["event"], each["id"]) for each in events(2)] == [
+    assert [(event["event"], event["id"]) for event in events(2)] == [
         ("scheduled", "m-1"),
         ("released", "m-1"),
     ]
@@ -273,7 +273,7 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, c
     publish(connect(binary_delay=options), 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
-    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
+    assert [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
 
 
 def rest(connection):
@@ -311,7 +311,7 @@ def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
             wait_until(lambda: unread(connection))
 
     written = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in written) == ["0", "1", "2"]
+    assert sorted(event["id"] for event in written) == ["0", "1", "2"]
 
 
 def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, vhost, collect):
@@ -327,7 +327,7 @@ def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, 
 
     collect(consumer, [Queue("mail")], 1, until=is_there)
 
-    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
+    assert [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
 
 
 def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(connect, vhost, caplog):
@@ -347,7 +347,7 @@ def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(conne
     publish(connection, 60_000, "written")
 
     written = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in written) == ["of another one", "returned", "written"]
+    assert sorted(event["id"] for event in written) == ["of another one", "returned", "written"]
 
 
 @pytest.mark.own_broker
@@ -370,7 +370,7 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
     monkeypatch.setattr(Executor, "do", do_or_bring_back)
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     publish(connect(binary_delay={"journal": "stream", **more}), 60_000)
-    kinds = [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 2)]
+    kinds = [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 2)]
     assert kinds == ["scheduled", "scheduled"]
     assert refused
 
@@ -406,7 +406,7 @@ def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(
         other.channel().queue_delete("kbd.v2.journal")
     ended(executed, app, 2)
     # An event whose confirm comes late is written again.
-    assert {each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
+    assert {event["id"] for event in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
 
 
 @pytest.mark.timeout(300)
@@ -471,7 +471,7 @@ def test_in_an_outage_one_task_waits_for_a_moment_and_the_others_only_look(
     assert not waited(f"{nobody};{vhost.url}", 3)
     assert waited(nobody, 4)
     # What ended in the outage is written with the next one; the last has none.
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
+    assert [event["id"] for event in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
     assert caplog.text.count("executed tasks are missing in the journal") == 1
 
 
@@ -676,7 +676,7 @@ def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost
     connection.is_blocked = True
     journal.end_if_blocked()
 
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
+    assert [event["id"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
 
 
 @pytest.fixture
@@ -686,7 +686,7 @@ def held_up(connect):
     def held_up(url=None):
         connection = connect(url=url, binary_delay={"journal": "stream", "amendments": False})
         journal = connection.connection.delay_mechanism.journal
-        held = [{"event": "released", "at": 1, "id": each} for each in "123"]
+        held = [{"event": "released", "at": 1, "id": id_} for id_ in "123"]
         journal._later.extend(held)  # noqa: SLF001 - as in an alarm
         connection.connection.is_held_up = True
         return connection, journal
@@ -812,7 +812,7 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
 
     # The event that made the broker block the connection may be lost with it.
     noted = of_stream(vhost, "kbd.v2.journal", 19)
-    assert len({each["id"] for each in noted if each["event"] == "released"}) >= 9
+    assert len({event["id"] for event in noted if event["event"] == "released"}) >= 9
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])

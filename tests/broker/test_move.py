@@ -155,8 +155,8 @@ def parked(connect, vhost, small):
 
 def by_destination(redriven):
     return {
-        (each.destination.exchange, each.destination.routing_key): (each.sent, each.stays)
-        for each in redriven.parked
+        (row.destination.exchange, row.destination.routing_key): (row.sent, row.stays)
+        for row in redriven.parked
     }
 
 
@@ -166,7 +166,7 @@ def test_a_dry_run_counts_what_is_parked_and_takes_nothing(parked, plain, vhost,
         counted = [count_parked(connection, small) for _ in range(3)]
         message = connection.default_channel.basic_get(small.parking)
 
-    assert {each.queues for each in counted} == {((small.parking, 4),)}
+    assert {parked_now.queues for parked_now in counted} == {((small.parking, 4),)}
     # A quorum queue counts what was taken and came back.
     assert not message.delivery_info["redelivered"]
     assert message.headers.get("x-delivery-count", 0) == 0
@@ -222,7 +222,7 @@ def test_what_cannot_be_decoded_stays_parked_as_it_came_and_holds_up_no_other(
     assert {body for body, _ in moved_bodies} == {b"odd", b"key"}
     # RabbitMQ adds headers.
     for raw in RAW.values():
-        values = [each[4:] if name == HEADERS else each for name, each in split(raw).items()]
+        values = [value[4:] if name == HEADERS else value for name, value in split(raw).items()]
         assert any(all(value in came for value in values) for _, came in moved_bodies)
 
 
@@ -232,10 +232,10 @@ def raw_messages(vhost, queue):
         channel = connection.channel()
         take_undecodable(channel)
         taken = iter(lambda: channel.basic_get(queue, no_ack=True), None)
-        odd = [(each, undecodable(each)) for each in taken]
+        odd = [(message, undecodable(message)) for message in taken]
         return [
-            (each.body, known.properties if known else each._serialize_properties())  # noqa: SLF001 - as it was sent
-            for each, known in odd
+            (message.body, known.properties if known else message._serialize_properties())  # noqa: SLF001 - as it was sent
+            for message, known in odd
         ]
 
 
@@ -278,7 +278,7 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
     Queue("elsewhere")(parked.channel()).declare()
     away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
 
-    assert all("not due yet" in each.reasons[0] for each in (redriven, again, away))
+    assert all("not due yet" in result.reasons[0] for result in (redriven, again, away))
     assert by_destination(redriven)["", "gone"] == (3, 1)
     assert by_destination(again)["", "gone"] == (0, 1)
     assert vhost.waiting("gone", "elsewhere") == {"gone": 3, "elsewhere": 0}
@@ -423,9 +423,9 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     park(plain, small, *(small.address((), Destination(exchange, key)) for key in keys))
 
     redriven = redrive(plain, small)
-    for each in (exchange, theirs.to_queues):
+    for to_exchange in (exchange, theirs.to_queues):
         with pytest.raises(OperationError, match="is a part of a ladder"):
-            redrive(plain, small, to=Destination(each, "mail"))
+            redrive(plain, small, to=Destination(to_exchange, "mail"))
 
     assert by_destination(redriven) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
     assert "is a part of another ladder" in redriven.reasons[0]
@@ -462,8 +462,8 @@ def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(p
         for name in ("mail", names[0]):
             Queue(name)(connection.channel()).declare()
         for destination in (
-            *(Destination("", each) for each in (*names, "mail")),
-            *(Destination(each, "mail") for each in names),
+            *(Destination("", key) for key in (*names, "mail")),
+            *(Destination(name, "mail") for name in names),
         ):
             connection.Producer().publish(
                 "m",
@@ -539,7 +539,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     for arrival in arrivals:
         assert arrival.at - attempt.began >= float(arrival.body) / 1000
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
-    assert sorted((each.exchange, each.key) for each in arrivals) == [
+    assert sorted((arrival.exchange, arrival.key) for arrival in arrivals) == [
         ("", "mail"),
         *[("events", "order.paid")] * 3,
     ]
@@ -936,18 +936,18 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     name = "celery_delayed_emails"
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue, other = (Queue(name)(connection.channel()) for name in (name, "other"))
-    for each in (queue, other):
-        each.declare()
+    for declared in (queue, other):
+        declared.declare()
     for attempt in attempts(*RESTS):
         other.purge()
         due = datetime.fromtimestamp(attempt.due, UTC)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
-            for each, eta in etas.items():
+            for id_, eta in etas.items():
                 client.Producer().publish(
-                    each,
+                    id_,
                     routing_key=name,
-                    headers={"task": "t", "id": each, "eta": eta, "CC": ["other"]},
+                    headers={"task": "t", "id": id_, "eta": eta, "CC": ["other"]},
                 )
 
         done = operator.migrate(name, tall, **TALL)
@@ -1127,8 +1127,8 @@ def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue
         digits = tall.ladder.digits(HOUR // 2)
         enter = tall.entry_exchange(digits), tall.address(digits, Destination("", "mail"))
         for exchange, key in (enter, ("", "tasks")):
-            for each in raw:
-                channel.basic_publish(RawMessage(b"odd", each), exchange, key)
+            for header in raw:
+                channel.basic_publish(RawMessage(b"odd", header), exchange, key)
             channel.basic_publish(amqp.Message(b"key"), exchange, key.encode() + b"\xff")
             channel.basic_publish(amqp.Message("m"), exchange, key)
         wait_until(lambda: vhost.waiting("tasks") == {"tasks": 3})
@@ -1142,13 +1142,17 @@ def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue
     assert any(f"in {queue.name!r}" in moved.reasons[0] for queue in tall.whole.queues)
     assert (kept.kept, kept.left, kept.poison) == (1, 2, 0)
     assert vhost.waiting("other", "tasks") == {"other": copies, "tasks": 3}
-    moved_properties = [Properties(each) for _, each in raw_messages(vhost, moved.poison_queue)]
-    assert [each.names for each in moved_properties] == [
+    moved_properties = [
+        Properties(properties) for _, properties in raw_messages(vhost, moved.poison_queue)
+    ]
+    assert [properties.names for properties in moved_properties] == [
         {"application_headers"},
         {"application_headers", "message_id"},
         {"application_headers"},
     ]
-    assert all(b"\x15x-binary-delay-poisonF" in each.headers for each in moved_properties)
+    assert all(
+        b"\x15x-binary-delay-poisonF" in properties.headers for properties in moved_properties
+    )
     assert b"other" in moved_properties[0].headers
     assert b"60000000" in moved_properties[1].headers
 
@@ -1193,8 +1197,8 @@ def test_what_cannot_be_read_goes_whole_to_the_poison_queue_of_each_type_and_to_
     vhost, small, operator
 ):
     """Given: a message with a copy in another queue, on a broker that has queues of both types."""
-    ladders = [replace(small, queue_type=each) for each in {small.queue_type, "classic"}]
-    poison = [f"{each.delivery_prefix}.poison" for each in ladders]
+    ladders = [replace(small, queue_type=kind) for kind in {small.queue_type, "classic"}]
+    poison = [f"{ladder.delivery_prefix}.poison" for ladder in ladders]
     with operator.plain() as client:
         for name in ("tasks", "audit"):
             Queue(name)(client.channel()).declare()
@@ -1530,9 +1534,9 @@ def test_a_migration_leaves_no_channel_open(vhost, small, operator):
         migrate(connect, connect, operator.management, small, FOREIGN_LADDERS["nservicebus"])
 
     # Also those that a handle leads to no more.
-    assert max(len(each.connection._used_channel_ids) for each in opened) < 10  # noqa: SLF001
-    for each in opened:
-        each.close()
+    assert max(len(connection.connection._used_channel_ids) for connection in opened) < 10  # noqa: SLF001
+    for opened_connection in opened:
+        opened_connection.close()
 
 
 def test_nothing_is_moved_to_a_ladder_of_ours_by_a_transport_that_does_not_delay(

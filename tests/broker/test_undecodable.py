@@ -38,7 +38,7 @@ def test_what_cannot_be_decoded_comes_as_it_was_sent(connect, vhost, transport):
     drain_until(connection, lambda: taken and taken[-1].body == b"last")
 
     bodies = [body for body in (b"body", b"") for _ in RAW]
-    assert [each.body or b"" for each in taken] == [*bodies, b"key", b"last"]
+    assert [message.body or b"" for message in taken] == [*bodies, b"key", b"last"]
     for message, (error, raw) in zip(taken, [*RAW.items(), *RAW.items()], strict=False):
         cut = undecodable(message)
         assert cut

@@ -371,7 +371,7 @@ def test_the_command_reads_the_node_and_tells_of_one_task(connect, on_node, vhos
     publish(connect(), ("a-1", HOUR), ("a-2", 2 * HOUR))
     listed = run(vhost, "tasks", "--node-command", once, "--limit", "1")
     assert (listed["source"], listed["matched"], listed["complete"]) == ("node", 2, True)
-    assert [each["id"] for each in listed["tasks"]] == ["a-1"]
+    assert [task["id"] for task in listed["tasks"]] == ["a-1"]
     everything = run(vhost, "tasks", "--node-command", once, "--limit", "0")
     assert len(everything["tasks"]) == 2
     told = run(vhost, "explain", "--task", "a-2", "--node-command", once)
@@ -463,7 +463,7 @@ def test_the_journal_names_the_level_in_which_a_task_waits_or_none(  # noqa: PLR
         del journalling  # it skips where there are no streams
     publish(connect(binary_delay={"journal": "stream", **settings}), ("waits", HOUR))
 
-    [task] = [each for each in by_journal(1) if each.id == "waits"]
+    [task] = [task for task in by_journal(1) if task.id == "waits"]
 
     assert (task.level is not None) == is_known
     if is_known:
@@ -626,7 +626,7 @@ def take_back(connection):
 def test_the_node_leaves_out_what_was_taken_back(connect, vhost, once, on_node):
     listed, later, states = take_back(connect())
     done = run(vhost, "tasks", "--node-command", once)
-    due = {each["id"]: each["due"] for each in done["tasks"]}
+    due = {task["id"]: task["due"] for task in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
     assert done["unseen"] == ["3 cancelled or superseded tasks are not shown; they will not run"]
@@ -640,7 +640,7 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
     listed, later, states = take_back(journalling)
     settle(vhost, 7)
     done = run(vhost, "tasks", "--source", "journal")
-    due = {each["id"]: each["due"] for each in done["tasks"]}
+    due = {task["id"]: task["due"] for task in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
     assert "3 cancelled or superseded tasks are not shown" in done["unseen"][-1]
@@ -673,9 +673,9 @@ def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(
     told = run(vhost, *options, "explain", "--task", "one", *by_journal)
     counted = run(vhost, *options, "status", "--destinations", *by_journal)
 
-    assert [each["id"] for each in listed["tasks"]] == ["one"]
+    assert [task["id"] for task in listed["tasks"]] == ["one"]
     assert told["state"] == "waiting"
-    assert [(each["value"], each["tasks"]) for each in counted["destinations"]] == [("mail", 1)]
+    assert [(row["value"], row["tasks"]) for row in counted["destinations"]] == [("mail", 1)]
     assert counted["amendments"]["active"] == 1
 
 
@@ -729,13 +729,13 @@ def test_the_command_lists_counts_and_tells_of_one_task(
     assert (listed["source"], listed["matched"], len(listed["tasks"])) == ("journal", 4, 2)
     assert ids(map(Named, listed["tasks"])) == ["b-0", "b-1"]
     counted = run(vhost, "tasks", "--count-by", "name", "--name", "*.b")
-    assert [(each["value"], each["tasks"]) for each in counted["counts"]] == [("shop.b", 3)]
+    assert [(row["value"], row["tasks"]) for row in counted["counts"]] == [("shop.b", 3)]
 
     told = run(vhost, "explain", "--task", "waits")
-    assert [each["kind"] for each in told["events"]] == ["scheduled"]
+    assert [event["kind"] for event in told["events"]] == ["scheduled"]
     assert (told["state"], told["task"]["queue"]) == ("waiting", "mail")
     gone = run(vhost, "explain", "--task", "arrived")
-    assert [each["kind"] for each in gone["events"]] == ["scheduled", "released"]
+    assert [event["kind"] for event in gone["events"]] == ["scheduled", "released"]
     assert gone["state"] == "arrived"
     run(vhost, "explain", "2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1", code=1)
 

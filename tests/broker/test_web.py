@@ -37,9 +37,9 @@ def publish(connect):
     Queue("mail")(connection.default_channel).declare()
 
     def publish(*ids, name="shop.pay", key="mail", **more):
-        for hour, each in enumerate(ids, 1):
+        for hour, id_ in enumerate(ids, 1):
             eta = datetime.now(UTC) + timedelta(hours=hour)
-            headers = {"id": each, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
+            headers = {"id": id_, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
             connection.Producer().publish("x", routing_key=key, headers={**headers, **more})
         return connection
 
@@ -160,7 +160,7 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     until(client, "/tasks?after=4h", counted(1), "mail.digest")
     with connect() as connection:
         left = operate.from_journal(connection, Topology(), judge=operate.judge_of(connection))
-        assert {each.id for each in left} == {"three", "mail-1"}
+        assert {task.id for task in left} == {"three", "mail-1"}
 
 
 def test_tasks_that_are_first_due_after_their_new_time_are_counted_apart(publish, pages):
@@ -293,7 +293,7 @@ def test_forms_need_the_token_of_their_page_and_user(publish, pages, vhost):
     refused.append(post(data=form, auth=ann))
 
     assert planned.status_code == 200
-    assert [each.status_code for each in refused] == [403, 403, 403, 403, 401, 403]
+    assert [result.status_code for result in refused] == [403, 403, 403, 403, 401, 403]
     assert (long.status_code, stolen.status_code) == (413, 404)
     assert "one" in until(client, "/tasks", counted(1), auth=ann)
 
@@ -325,7 +325,7 @@ def test_what_is_parked_is_counted_and_redriven(publish, pages, connect, vhost, 
 def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, connect):
     connection = publish("one")
     sides = Topology(), Topology(queue_type="classic")
-    parking = [each.parking for each in sides]
+    parking = [side.parking for side in sides]
     with connect("amqp") as plain:
         for side in sides:
             operate.create(plain, side, side.whole)
