@@ -175,10 +175,10 @@ def test_every_planted_fate_gets_its_verdict(judge):
             s.NOT_PUBLISHED,
         ),
     }
-    receipts = [each[0] for each in planted.values()]
-    events = [event for each in planted.values() for event in each[1]]
+    receipts = [case[0] for case in planted.values()]
+    events = [event for case in planted.values() for event in case[1]]
     verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert verdict_of == {name: each[2] for name, each in planted.items()}
+    assert verdict_of == {name: case[2] for name, case in planted.items()}
 
 
 def revoked(task_id, seconds, **more):
@@ -325,12 +325,12 @@ AMENDED = {
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "each event written twice"])
 def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
     events = [
-        (each[0], name, *each[2:]) for name, (given, _) in AMENDED.items() for each in given * times
+        (row[0], name, *row[2:]) for name, (given, _) in AMENDED.items() for row in given * times
     ]
     verdicts = judge([receipt(name) for name in AMENDED], events).cache()
     judged = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
     put_off = {name for name in AMENDED if name.startswith("postponed")}
-    assert judged == {name: (each[1], name in put_off) for name, each in AMENDED.items()}
+    assert judged == {name: (case[1], name in put_off) for name, case in AMENDED.items()}
     assert summarize(verdicts)["postponed"] == len(put_off)
 
 
@@ -357,12 +357,12 @@ def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judg
         ),
     }
     receipts = [receipt(name) for name in planted]
-    receipts += [each for amended, _, _ in planted.values() for each in amended]
+    receipts += [row for amended, _, _ in planted.values() for row in amended]
     # It was never published.
     receipts.append(amendment("no message", 10))
-    events = [each for _, given, _ in planted.values() for each in given]
+    events = [row for _, given, _ in planted.values() for row in given]
     verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert verdict_of == {name: each[2] for name, each in planted.items()}
+    assert verdict_of == {name: case[2] for name, case in planted.items()}
 
 
 def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignored(judge):
@@ -387,7 +387,7 @@ def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignore
         ),
     }
     receipts = [receipt(name) for name in planted]
-    receipts += [each for amended, *_ in planted.values() for each in amended]
+    receipts += [row for amended, *_ in planted.values() for row in amended]
     events = [
         row for name, (_, at, due, _) in planted.items() for row in arrives(name, at, due=due)
     ]
@@ -501,7 +501,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
         "lost": ([scheduled("x")], s.LOST_IN_THE_LADDER, 0),
         "ok": ([scheduled("x"), *arrives("x", 101)], s.OK, 0),
     }
-    events = [(each[0], name, *each[2:]) for name, (given, *_) in table.items() for each in given]
+    events = [(row[0], name, *row[2:]) for name, (given, *_) in table.items() for row in given]
     receipts = [
         (*receipt(name)[:5], given[0][6], *receipt(name)[6:]) for name, (given, *_) in table.items()
     ]
@@ -510,7 +510,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
     events += arrives("sent in 2999", 101)
     verdicts = judge(receipts, events).cache()
     judged = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
-    expected = {name: each[1:] for name, each in table.items()}
+    expected = {name: case[1:] for name, case in table.items()}
     assert judged == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
     assert summarize(verdicts)["misdated"] == 11
 
@@ -565,8 +565,8 @@ def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_ow
     }
     receipts, events = [], []
     for name, (given, happened, _) in table.items():
-        receipts += [(*each[:2], name, *each[3:]) for each in given]
-        events += [(each[0], name, *each[2:]) for each in happened]
+        receipts += [(*row[:2], name, *row[3:]) for row in given]
+        events += [(row[0], name, *row[2:]) for row in happened]
     verdict_of = {
         row.task_id: ((row.due - at(0).replace(tzinfo=None)).seconds, row.lateness, row.verdict)
         for row in judge(receipts, events).collect()
@@ -576,7 +576,7 @@ def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_ow
 
 def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
     refused = [(*receipt("a", status=s.REFUSED)[:2], None, *receipt("a")[3:5], None)] * 2
-    refused = [(*each, *receipt("a", status=s.REFUSED)[6:]) for each in refused]
+    refused = [(*columns, *receipt("a", status=s.REFUSED)[6:]) for columns in refused]
     verdicts = judge([receipt("a"), *refused], arrives("a", 101)).collect()
     assert {row.task_id: row.verdict for row in verdicts} == {"a": s.OK}
 
@@ -646,7 +646,7 @@ def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
         for n in range(1000)
         for row in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
-    events = [(*each[:8], None, *each[9:]) for each in events]
+    events = [(*row[:8], None, *row[9:]) for row in events]
     verdicts = judge(receipts, events).cache()
     groups = {(row.grouping, row.value): row for row in lateness(verdicts).collect()}
     everyone = groups["all", "all"]

@@ -252,7 +252,9 @@ def test_a_query_that_dies_in_the_middle_loses_nothing_and_writes_nothing_twice(
 ):
     write([f"{n}" for n in range(25)], countdown=3600.0)
     query = read_on("table", maxOffsetsPerTrigger="10")
-    assert [each.numInputRows for each in query.recentProgress if each.numInputRows] == [10, 10, 5]
+    assert [
+        progress.numInputRows for progress in query.recentProgress if progress.numInputRows
+    ] == [10, 10, 5]
     write([f"more {n}" for n in range(12)], countdown=3600.0)
     checkpoint, table = tmp_path / "table-checkpoint", tmp_path / "table"
     for folder in (checkpoint, table):
@@ -478,7 +480,7 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
             with pytest.raises(RuntimeError, match=said) as refusal:
                 partitions()
             advice = "go on with another table, or another checkpoint", "export to another table"
-            assert any(each in str(refusal.value) for each in advice)
+            assert any(words in str(refusal.value) for words in advice)
         else:
             [partition] = partitions()
             low, high = partition.value

@@ -196,7 +196,7 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
     rows += [("twice", "cancel", None, None, None), ("twice", "publish", SOON, None, None)]
     prepared_rows = prepared(spark.createDataFrame(rows, names), horizon=60).collect()
     reasons = {row.key: row.reason for row in prepared_rows if row.key != "twice"}
-    assert reasons == {f"{number}": each for number, each in enumerate(given.values())}
+    assert reasons == {f"{number}": reason for number, reason in enumerate(given.values())}
     assert {row.key for row in prepared_rows if row.later} == {"8", "9"} | {"twice"}
     # The countdown of a cancellation would begin again.
     dues = {row.key: row.due for row in prepared_rows}

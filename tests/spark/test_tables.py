@@ -159,7 +159,7 @@ def test_a_table_of_files_keeps_what_was_written(spark, tmp_path, form):
     rows = spark.createDataFrame([row], s.RECEIPTS)
     append(rows, place)
     append(rows, place)
-    assert [tuple(each) for each in read(spark, place, s.RECEIPTS).collect()] == [row, row]
+    assert [tuple(receipt) for receipt in read(spark, place, s.RECEIPTS).collect()] == [row, row]
     merge(rows, place, ["job_id", "key"])
     assert read(spark, place).count() == 1
 
@@ -207,8 +207,10 @@ def to_json(rows):
     """Arguments as JSON itself, and no names of what a row has not."""
     lines = []
     for row in rows:
-        given = {name: each for name, each in zip(NAMES, row, strict=True) if each is not None}
-        given |= {each: json.loads(given[each]) for each in ("args", "kwargs") if each in given}
+        given = {name: value for name, value in zip(NAMES, row, strict=True) if value is not None}
+        given |= {
+            column: json.loads(given[column]) for column in ("args", "kwargs") if column in given
+        }
         lines.append(json.dumps(given))
     return "\n".join(lines)
 
@@ -355,7 +357,7 @@ def test_times_in_parquet_have_statistics_unless_the_session_wants_another_type(
 
     def has_statistics():
         columns = [pq.read_metadata(file).row_group(0).column(0) for file in folder.glob(files)]
-        return sorted(each.statistics.has_min_max for each in columns)
+        return sorted(column.statistics.has_min_max for column in columns)
 
     write(rows, place)
     assert has_statistics() == [True]
@@ -379,10 +381,10 @@ def test_jobs_that_append_to_one_folder_lose_nothing(spark, tmp_path):
             append(rows, place)
 
     jobs = [threading.Thread(target=job) for _ in range(3)]
-    for each in jobs:
-        each.start()
-    for each in jobs:
-        each.join()
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join()
     assert read(spark, place).count() == 3 * 5 * 100
 
 
