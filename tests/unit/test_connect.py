@@ -201,9 +201,9 @@ def test_what_is_no_broker_of_ours_is_refused_and_no_password_repeated(url, word
     done = CliRunner().invoke(binary_delay, ["-b", url, "status"])
     moved = CliRunner().invoke(binary_delay, ["transfer", "--to-broker", url])
 
-    for each in (done, moved):
-        assert (each.exit_code, words in " ".join(each.output.split())) == (2, True)
-        assert not [part for part in ("hush", "hu", "sh@") if part in each.output.lower()]
+    for result in (done, moved):
+        assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
+        assert not [part for part in ("hush", "hu", "sh@") if part in result.output.lower()]
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,10 @@ def grave(topology: Topology, snapshot: Snapshot) -> list[Any]:
 def test_a_way_to_an_exchange_leads_to_its_queues_by_name_too(exchange):
     users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset(BOUND))
     led = ways(TOPOLOGY, users, [], [exchange])
-    for each in BOUND:
-        if each.source == exchange:
-            relay = TOPOLOGY.queue_relay(each.destination).bindings
-            straight = TOPOLOGY.to_queue(each.destination).bindings
+    for binding in BOUND:
+        if binding.source == exchange:
+            relay = TOPOLOGY.queue_relay(binding.destination).bindings
+            straight = TOPOLOGY.to_queue(binding.destination).bindings
             assert set(led.bindings).issuperset(straight) or set(led.bindings).issuperset(relay)
 
 
@@ -146,8 +146,10 @@ def test_a_binding_too_many_is_named_and_mended(put, severity, words):
 
     differences = grave(TOPOLOGY, snapshot)
 
-    assert {(each.severity, words in each.found) for each in differences} == {(severity, True)}
-    assert all("'verify --fix'" in each.remedy for each in differences)
+    assert {(difference.severity, words in difference.found) for difference in differences} == {
+        (severity, True)
+    }
+    assert all("'verify --fix'" in difference.remedy for difference in differences)
     assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
 
 
@@ -225,7 +227,7 @@ def test_whatever_is_taken_from_or_bound_beside_the_transport_is_found_and_mende
     now = data.draw(st.sets(st.sampled_from(BOUND)))
     snapshot = whole(topology, tuple(before))
     mirrors = sorted(
-        (each for each in snapshot.bindings - set(topology.whole.bindings) - before), key=repr
+        (binding for binding in snapshot.bindings - set(topology.whole.bindings) - before), key=repr
     )
     lost = data.draw(st.sets(st.sampled_from(mirrors))) if mirrors else set()
     snapshot = replace(snapshot, bindings=snapshot.bindings - before - lost | now)

@@ -109,7 +109,7 @@ def headlines():
         figures += [f"{share:.0f} %", f"{ours:.0f} ms", f"{native / 1000:.0f} s"]
     killed = [row for row in runs() if row["scenario"] in KILLED]
     lost, early, confirmed = (
-        sum(row[each] for row in killed) for each in ("lost", "early", "confirmed")
+        sum(row[column] for row in killed) for column in ("lost", "early", "confirmed")
     )
     return [*figures, f"{lost} lost and {early} early", f"{confirmed:,} confirmed"]
 

@@ -13,7 +13,7 @@ def row(held: int, *samples: tuple[int, int]):
     """A queue with so many due messages now, and samples of all and of those that wait."""
     series = [[total for total, _ in samples], [ready for _, ready in samples], [0] * len(samples)]
     details = {
-        f"{name}_details": {"samples": [{"sample": each} for each in one]}
+        f"{name}_details": {"samples": [{"sample": sample} for sample in one]}
         for name, one in zip(NAMES, series, strict=True)
     }
     return {"messages_dlx": held, **(details if samples else {})}

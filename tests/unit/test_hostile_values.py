@@ -119,7 +119,7 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
 @given(
     st.sampled_from(SETTINGS),
     properties(),
-    st.sampled_from([each.delivery for each in LADDERS]) | NAMES,
+    st.sampled_from([ladder.delivery for ladder in LADDERS]) | NAMES,
     NAMES,
 )
 def test_what_is_received_is_judged_noted_and_published_again(settings, given, exchange, key):
@@ -128,17 +128,17 @@ def test_what_is_received_is_judged_noted_and_published_again(settings, given, e
     to, arrived = delivery or (Destination(exchange, key), given)
     headers = arrived[HEADERS]
 
-    assert all(isinstance(each, str) for each in to)
+    assert all(isinstance(part, str) for part in to)
     assert "x-binary-delay" not in headers or not delivery
     if "expiration" in arrived and arrived["expiration"] != given.get("expiration"):
         assert 0 <= int(arrived["expiration"]) < 2**63
     memory = full_memory()
-    for each in (given, arrived):
-        assert isinstance(id_and_headers(each)[0], str)
+    for published in (given, arrived):
+        assert isinstance(id_and_headers(published)[0], str)
         for ask in (memory.judge, memory.revives, memory.awaits_record):
-            ask(each, NOW)
+            ask(published, NOW)
         assert events.from_line(
-            events.to_line({"event": "released", "at": 1, **events.about(each, *to)})
+            events.to_line({"event": "released", "at": 1, **events.about(published, *to)})
         )
     assert isinstance(returns(headers), int)
     is_over(headers.get("x-delay"))
@@ -156,9 +156,9 @@ def test_no_header_frame_is_too_odd_for_leaving_out_deaths(raw, shown):
     field = b"\x0ex-binary-delayF\0\0\0\0\x07x-deathA" if shown else b"\x07x-deathA"
     payload = START + pack(">HI", 0x2000, len(field) + len(raw)) + field + raw
 
-    for each in (payload, START + raw):
-        left = without_deaths(each, OURS.owns)
-        assert len(left) <= len(each)
+    for frame in (payload, START + raw):
+        left = without_deaths(frame, OURS.owns)
+        assert len(left) <= len(frame)
 
 
 # -- what an operator's command reads --------------------------------------------------------------
@@ -171,7 +171,7 @@ SOURCES = [
     Source("level", NSERVICEBUS, 8000, 3),
 ]
 of_each_kind = pytest.mark.parametrize(
-    "source", SOURCES, ids=lambda each: type(each.topology).__name__
+    "source", SOURCES, ids=lambda source: type(source.topology).__name__
 )
 
 
@@ -258,15 +258,15 @@ def test_a_name_is_a_ladders_or_not(name):
     parking_of(name)
     delay_queues(OURS, [name])
     plain(name)
-    for each in LADDERS:
-        each.owns(name)
-        each.is_named_in(name)
+    for ladder_ in LADDERS:
+        ladder_.owns(name)
+        ladder_.is_named_in(name)
         with suppress(BinaryDelayError):
-            each.to_queue(name)
+            ladder_.to_queue(name)
         with suppress(BinaryDelayError):
-            each.parse(name, Destination(name, name))
+            ladder_.parse(name, Destination(name, name))
         with suppress(BinaryDelayError):
-            each.address(("1",), Destination("", name))
+            ladder_.address(("1",), Destination("", name))
     with suppress(LadderError):
         Ladder.from_name(name)
     assert len(OURS.mirror_name(name).encode("utf-8", "surrogatepass")) <= 255

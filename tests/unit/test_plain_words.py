@@ -70,7 +70,7 @@ def paragraphs(page):
     """Return the text of a page without code and headings, one paragraph a line."""
     text = re.sub(r"^( *)(```+).*?^\1\2$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^#.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
-    return [" ".join(each.split()) for each in text.split("\n\n")]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
 def docstrings(tree):
@@ -97,7 +97,7 @@ def prose(source):
         elif token.type != tokenize.NL:
             said.append(block)
             block = ""
-    return [" ".join(each.split()) for each in said if each.count(" ") > 1]
+    return [" ".join(text.split()) for text in said if text.count(" ") > 1]
 
 
 def test_no_docstring_opens_with_a_verb_that_says_nothing():

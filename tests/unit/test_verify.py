@@ -90,8 +90,12 @@ def test_whatever_is_missing_is_named(topology, data):
     declares = is_entry_exchange or data.draw(st.booleans())
     differences = list(compare(topology, snapshot, declares=declares))
 
-    assert any(each.severity == "error" and each.causes for each in differences)
-    assert all("'verify --fix'" in each.remedy for each in differences if each.severity == "error")
+    assert any(difference.severity == "error" and difference.causes for difference in differences)
+    assert all(
+        "'verify --fix'" in difference.remedy
+        for difference in differences
+        if difference.severity == "error"
+    )
     # What is to be made brings back what was there, and no more.
     whole, lacking = snapshot_of(topology.whole), absent(topology.whole, snapshot)
     if isinstance(gone, Binding):
@@ -99,7 +103,7 @@ def test_whatever_is_missing_is_named(topology, data):
     else:
         assert {gone} == {*lacking.exchanges, *lacking.queues}
         assert not absent(topology.whole, whole).exchanges
-    assert any(name in each.what for each in differences)
+    assert any(name in difference.what for difference in differences)
 
 
 def test_entries_are_not_missed_by_who_declares_nothing():
@@ -132,11 +136,11 @@ def test_dead_letters_that_only_the_plugin_would_delay_are_noted():
 
     notes = list(dead_letters(TOPOLOGY, snapshot))
 
-    assert [(each.severity, each.what, each.found.partition(" dead")[0]) for each in notes] == [
+    assert [(note.severity, note.what, note.found.partition(" dead")[0]) for note in notes] == [
         ("note", "exchange events", "what orders and 1 more"),
         ("note", "exchange the plugin's", "what old"),
     ]
-    assert ["it has the ladder's key" in each.causes for each in notes] == [True, False]
+    assert ["it has the ladder's key" in note.causes for note in notes] == [True, False]
     assert not list(dead_letters(NSERVICEBUS, snapshot_of(NSERVICEBUS.whole)))
 
 
@@ -386,7 +390,9 @@ def test_a_journal_that_is_no_stream_is_named_with_what_makes_it_anew(declares, 
     api = Api(TOPOLOGY, [], more=AMENDMENTS + other)
     differences = verify(api, TOPOLOGY, journal=JOURNAL, declares=declares).differences
     [kind] = [
-        each for each in differences if "quorum" in each.found and each.what.endswith("journal")
+        difference
+        for difference in differences
+        if "quorum" in difference.found and difference.what.endswith("journal")
     ]
     assert kind.remedy.startswith(f"delete the queue{remedy}")
 
@@ -399,7 +405,7 @@ def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(decl
     )
     api = Api(TOPOLOGY, [], more=AMENDMENTS + JOURNAL)
     differences = verify(api, TOPOLOGY, journal=other, declares=declares).differences
-    [age] = [each for each in differences if each.what == "queue kbd.v2.journal"]
+    [age] = [difference for difference in differences if difference.what == "queue kbd.v2.journal"]
     assert (age.severity, "'7D'" in age.found, "30D" in age.found) == ("warning", True, True)
 
 
@@ -446,7 +452,7 @@ def test_what_a_user_lacks_is_granted_on_the_names_of_its_ladder(topology, permi
 
 
 @pytest.mark.parametrize(
-    "topology", [TOPOLOGY, *FOREIGN_LADDERS.values()], ids=lambda each: each.prefix
+    "topology", [TOPOLOGY, *FOREIGN_LADDERS.values()], ids=lambda ladder: ladder.prefix
 )
 def test_what_a_remedy_says_of_a_ladder_names_it_as_the_commands_know_it(topology):
     words = shlex.split(remake(topology).partition("'teardown ")[2].partition("'")[0])

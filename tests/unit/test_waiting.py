@@ -317,8 +317,8 @@ def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeyp
     soon = (BEGIN + 3_600_000) * 1000
     due = {"later": soon + 2_000_000, "at any time": None}
     told = [{"event": "cancelled", "at": 1, "id": "another", "due": soon}]
-    for each in kinds:
-        kind, _, rest = each.partition(" ")
+    for event in kinds:
+        kind, _, rest = event.partition(" ")
         ended = rest if rest.isupper() else "SUCCESS"
         told.append({"event": kind, "at": 1, "id": "t", "due": due.get(rest, soon), "state": ended})
     journalled(monkeypatch, *map(json.dumps, told))
@@ -391,8 +391,8 @@ def test_each_event_that_is_written_is_read_again(headers):
     # Of a forged message alone, it is not known when it is due.
     if scheduled is not None and "due" in scheduled:
         written.append({"event": "scheduled", **scheduled})
-    for each in written:
-        event = {"at": BEGIN * 1000, **each}
+    for fields in written:
+        event = {"at": BEGIN * 1000, **fields}
         assert events.from_line(events.to_line(event)) == event
 
 
@@ -613,8 +613,8 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
             operate.Status(0, "4.3", HOSTILE, (), 0, 1, (HOSTILE,), in_relays=((HOSTILE, 1),))
         ),
     ]
-    for each in shown:
-        lines = drawn(each, 200).splitlines()
+    for drawing in shown:
+        lines = drawn(drawing, 200).splitlines()
         assert any("gpj.exe" in line for line in lines)
         assert all(line.isprintable() for line in lines), lines
 
