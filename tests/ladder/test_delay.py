@@ -97,7 +97,7 @@ def test_jitter_is_spread_evenly_over_ids():
         # Ids that differ little, as those that somebody numbers.
         counts[spread(f"order-{number}", parts * SECOND) // SECOND] += 1
     assert sum(counts) == count
-    assert all(0.85 < each * parts / count < 1.15 for each in counts), counts
+    assert all(0.85 < number * parts / count < 1.15 for number in counts), counts
 
 
 @pytest.mark.parametrize(
