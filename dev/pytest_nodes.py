@@ -323,4 +323,4 @@ def _number(signal: str | int) -> signals.Signals:
 
 
 def _list(numbers: Iterable[signals.Signals]) -> str:
-    return ", ".join(number.name for number in numbers)
+    return ", ".join(signal.name for signal in numbers)

@@ -270,5 +270,5 @@ def split(
 ) -> list[Cancel]:
     """Return the records that cancel many names, each of a bounded size."""
     listed = list(dict.fromkeys(names))
-    parts = range(0, len(listed), MAX_IDS)
-    return [Cancel(tuple(listed[part : part + MAX_IDS]), at, due, keyed) for part in parts]
+    begins = range(0, len(listed), MAX_IDS)
+    return [Cancel(tuple(listed[begin : begin + MAX_IDS]), at, due, keyed) for begin in begins]

@@ -506,7 +506,7 @@ class Topology:
         enter = tuple(Binding(queue.name, queue.name, "") for queue in queues)
         lowest = 0 if self.layout == "skip" else level
         lowers = range(level, lowest - 1, -1)
-        waits = [wait for lower in lowers for wait in self._waits(level, lower)]
+        waits = [binding for lower in lowers for binding in self._waits(level, lower)]
         # The level last: if it exists, publishers rely on all the others.
         bindings = (*waits, self._down(level), *enter)
         return Part((*fanouts, self._exchange(name)), queues, bindings)

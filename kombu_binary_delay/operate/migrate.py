@@ -467,8 +467,8 @@ class _Sorter:
             if self._probe.has_queue(name):
                 create(self._asking, self._to, self._to.to_queue(name))
             elif not any(
-                lead.source == self._to.delivery and matches_topic(lead.key, name)
-                for lead in self._leads
+                binding.source == self._to.delivery and matches_topic(binding.key, name)
+                for binding in self._leads
             ):
                 return False
             self._bound.add(name)

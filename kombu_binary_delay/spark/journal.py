@@ -494,6 +494,8 @@ def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
                 event[name] = None  # Spark may refuse to write it, and Python to read it
         key = event.get("key", "")
         event["queue"] = f"{event['exchange']}/{key}" if event.get("exchange") else key
-    arrays = [pa.array([e.get(name) for e in events], kind) for name, kind in columns.items()]
+    arrays = [
+        pa.array([event.get(name) for event in events], kind) for name, kind in columns.items()
+    ]
     names = ["task_id" if name == "id" else name for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names)

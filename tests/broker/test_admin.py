@@ -979,7 +979,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
     arrivals = collect(stock, [queue], 1)
 
     assert {arrival.key for arrival in arrivals} == {explained.key}
-    ways = [{header["queue"] for header in one.headers["x-death"]} for one in arrivals]
+    ways = [{header["queue"] for header in arrival.headers["x-death"]} for arrival in arrivals]
     assert ways == [{wait.queue for wait in explained.waits}]
     assert all(arrival.at * 1000 >= explained.due for arrival in arrivals)
 

@@ -406,9 +406,9 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
     def differences(*arguments):
         done = run(*ladder, *arguments, "verify", "--json")
         return {
-            (load["severity"], load["what"], load["found"])
-            for load in json.loads(done.stdout)["differences"]
-            if "amendments" in load["what"] or "streams" in load["what"]
+            (difference["severity"], difference["what"], difference["found"])
+            for difference in json.loads(done.stdout)["differences"]
+            if "amendments" in difference["what"] or "streams" in difference["what"]
         }
 
     run(*ladder, "--no-amendments", "create")

@@ -58,7 +58,7 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
     assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
     assert "declared 27 of the 27" in " ".join(first.output.split())
     assert f"1 s in {topology.prefix}.level-01.0001" in " ".join(first.output.split())
-    said = {load["what"]: load["said"] for load in json.loads(again.output)["findings"]}
+    said = {finding["what"]: finding["said"] for finding in json.loads(again.output)["findings"]}
     assert said["topology"] == "all 27 parts that this delay needs existed already"
     assert said["transport"] == "the app uses kombu_binary_delay.transport:Transport"
     part = topology.base + topology.levels[0] + topology.levels[1]
@@ -149,7 +149,7 @@ def test_parts_of_the_ladder_that_nobody_may_declare_are_missed(check, vhost, to
 def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, topology):
     checked = check("--json", options=("--lanes", "3"))
 
-    said = {load["what"]: load["said"] for load in json.loads(checked.output)["findings"]}
+    said = {finding["what"]: finding["said"] for finding in json.loads(checked.output)["findings"]}
     assert checked.exit_code == 0, checked.output
     assert "declared 27 of the 27" in said["topology"]
     assert "-lane" in said["way"]

@@ -386,7 +386,7 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     assert "or run 'create --exchange' for each exchange" in beside.output
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
-    assert sum(load["messages"] for load in json.loads(there.output)["ladders"][0]["queues"]) == 2
+    assert sum(queue["messages"] for queue in json.loads(there.output)["ladders"][0]["queues"]) == 2
 
 
 def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_the_settings(
@@ -683,7 +683,7 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     queues = json.loads(made.output)["queues"]
     assert len([name for name in queues if "-urgent" not in name]) == 2 * 4 + 1
     assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
-    assert all(load["current"] for load in json.loads(shown.output)["ladders"])
+    assert all(ladder["current"] for ladder in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
     *first, last = (json.loads(line) for line in gone.stdout.splitlines())
     assert all(report["keeps"] for report in first)
@@ -798,7 +798,9 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     *_, last = gone.output.splitlines()
     assert (gone.exit_code, json.loads(last)["lost"]) == (0, 0)
     ladders = json.loads(shown.output)["ladders"]
-    held = {ladder["name"]: sum(one["messages"] for one in ladder["queues"]) for ladder in ladders}
+    held = {
+        ladder["name"]: sum(queue["messages"] for queue in ladder["queues"]) for ladder in ladders
+    }
     assert (held.pop(urgent.prefix), sum(held.values())) == ((1, 1) if is_filled else (0, 2))
     assert held.keys() <= {lane.prefix for lane in one.lanes(2)}
     assert all(ladder["current"] for ladder in ladders)
@@ -819,7 +821,7 @@ def test_what_is_migrated_is_in_the_journal_once(run, slow, connect):
     listed = run(*wider, "tasks", "--source", "journal", "--json")
 
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
-    assert sorted(load["id"] for load in json.loads(listed.output)["tasks"]) == ["one", "two"]
+    assert sorted(task["id"] for task in json.loads(listed.output)["tasks"]) == ["one", "two"]
 
 
 def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917

@@ -358,8 +358,8 @@ def test_what_fires_within_45_minutes(tmp_path, name):
     )
     names = {"Stuck": "LevelStuck"}
     expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
-        for fire in sorted(fires)
+        {"labels": f'{{alertname="BinaryDelay{names.get(alert, alert)}"}}', "value": 1}
+        for alert in sorted(fires)
     ]
     by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
 
@@ -405,7 +405,7 @@ def published(by, values):
 
 def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
     in_lane = f"{SMALL.lanes(2)[1].level_name(0)}.1"
-    panels = {load["title"]: load["targets"] for load in json.loads(grafana(SMALL))["panels"]}
+    panels = {panel["title"]: panel["targets"] for panel in json.loads(grafana(SMALL))["panels"]}
     series = [
         *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
         *in_cluster("late", case("5x200", ready=NONE, queue=in_lane)[:3]),

@@ -595,9 +595,7 @@ def made_beforehand(connect, topology):
     part = sum(topology.levels[:4], topology.base) + topology.mirror("events")
     part += sum(topology.for_urgent().levels[:4], topology.direct_base)
     part += Part(
-        bindings=tuple(
-            direct_binding for n in range(4) for direct_binding in topology.direct_bindings(n)
-        )
+        bindings=tuple(binding for n in range(4) for binding in topology.direct_bindings(n))
     )
     events = Exchange("events", "topic")
     for name, key in (("mail", "order.*"), ("secret", "secret.#")):

@@ -770,7 +770,7 @@ def test_who_may_only_read_lists_what_waits_and_not_what_was_taken_back(journall
     for listed in ({"waits", "cancelled"}, {"waits"}):
         done = CliRunner().invoke(binary_delay, ["-b", url, "tasks", "--json"])
         assert (done.exit_code, done.stderr) == (0, "")
-        assert {load["id"] for load in json.loads(done.stdout)["tasks"]} == listed
+        assert {task["id"] for task in json.loads(done.stdout)["tasks"]} == listed
         kombu_binary_delay.cancel("cancelled", connection=journalling)
 
 
@@ -788,4 +788,4 @@ def test_celerys_own_command_lists_too(journalling, vhost):
         check=True,
         timeout=PATIENCE,
     )
-    assert [load["id"] for load in json.loads(done.stdout)["tasks"]] == ["one"]
+    assert [task["id"] for task in json.loads(done.stdout)["tasks"]] == ["one"]

@@ -110,7 +110,7 @@ def test_each_key_of_cc_and_bcc_becomes_an_address_and_no_consumer_sees_those_of
     assert "BCC" not in headers, "RabbitMQ would take it off, and may forget its keys"
     keys = [key for name in ("CC", "BCC") for key in given.get(name, ())]
     assert [parse_address(header)[1] for header in headers["CC"]] == [
-        Destination("x", e) for e in keys
+        Destination("x", key) for key in keys
     ]
     seen = {name: given[name] for name in given if name != "BCC"}
     # When its own queue dead-letters it, RabbitMQ lists all keys by which it came.

@@ -108,7 +108,9 @@ def test_the_queries_are_about_these_queues_and_no_others(topology):
     if topology.is_ours:
         ladders = [topology, *topology.lanes(3), topology.for_urgent()]
     queues = {queue.name for ladder in ladders for part in ladder.levels for queue in part.queues}
-    ways_in = {one.name for ladder in ladders for part in ladder.levels for one in part.exchanges}
+    ways_in = {
+        exchange.name for ladder in ladders for part in ladder.levels for exchange in part.exchanges
+    }
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
     if topology.is_ours:
         direct = [

@@ -589,7 +589,9 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert max(map(len, lines)) <= width
     # A line or two for each, and no stairs.
     assert len(lines) < 40
-    assert all(line.isprintable() for line in lines), [x for x in lines if not x.isprintable()]
+    assert all(line.isprintable() for line in lines), [
+        line for line in lines if not line.isprintable()
+    ]
     assert "4 of 9 waiting" in shown
 
 
