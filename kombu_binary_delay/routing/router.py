@@ -149,7 +149,7 @@ class Router:
         if not (known.looked and is_recent(known.looked, now)):
             yield from self._checks.look_again(now, is_first=not known.looked)
         for _ in range(ATTEMPTS):
-            yield from known.settle()
+            yield from known.pause_after_deletion()
             losses = known.losses
             for path in [need for need in self._missing(needed) if need[0] == PATH]:
                 _, lane, digits = path

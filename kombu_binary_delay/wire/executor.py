@@ -330,12 +330,12 @@ class Executor:
         """
         properties = {"durable": True, "auto_delete": False}
         arguments: dict[str, Any] = {"x-expires": _NO_TIME, "x-overflow": _NO_OVERFLOW}
-        told: set[str] = set()
+        differing: set[str] = set()
         while True:
             name, value = self._difference(queue, properties, arguments)
-            if not name or name in told:
+            if not name or name in differing:
                 return False
-            told.add(name)
+            differing.add(name)
             if name == "x-overflow":
                 return value in _TAKES_ALL and arguments.get("x-expires") != _NO_TIME
             if value is None:

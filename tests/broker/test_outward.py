@@ -256,7 +256,7 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
 ):
     """The publisher at the next publish after half a minute, the consumer after half a minute."""
     monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
-    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.SETTLE", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.PAUSE_AFTER_DELETION", 0)
     connection = connect(binary_delay={"radix": 2})
     inner, channel = connection.connection, connection.default_channel
     for kind in ("topic", "headers"):
