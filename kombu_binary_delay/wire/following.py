@@ -25,8 +25,8 @@ def is_consuming(connection: Any) -> bool:
 
 def _followings(connection: Any) -> list[Following]:
     channels = list((connection.channels or {}).values())
-    found = (getattr(channel, "following", None) for channel in channels)
-    return [following for following in found if following is not None]
+    followings = (getattr(channel, "following", None) for channel in channels)
+    return [following for following in followings if following is not None]
 
 
 def _leave(connection: Any, queues: Iterable[str]) -> None:
