@@ -110,10 +110,7 @@ def _advanced(settings: list[Setting], version: str) -> str:
     by_application: dict[str, list[Setting]] = {}
     for setting in settings:
         by_application.setdefault(setting.application, []).append(setting)
-    parts = [
-        f" {{{name}, [\n{_terms(of_application)} ]}}"
-        for name, of_application in by_application.items()
-    ]
+    parts = [f" {{{name}, [\n{_terms(chosen)} ]}}" for name, chosen in by_application.items()]
     body = "[\n" + ",\n".join(parts) + "\n]." if parts else "[]."
     return f"{_head(ADVANCED, settings, version, '%%')}{body}\n"
 

@@ -122,12 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(task: str, args: Any, kwargs: Mapping[str, Any], **further: Any) -> str:
-    parts = [
-        task or "''",
-        *map(repr, args),
-        *(f"{name}={argument!r}" for name, argument in kwargs.items()),
-    ]
-    parts += [
-        f"{name}={argument!r}" for name, argument in further.items() if argument not in (None, "")
-    ]
+    parts = [task or "''", *map(repr, args)]
+    parts += [f"{name}={value!r}" for name, value in kwargs.items()]
+    parts += [f"{name}={value!r}" for name, value in further.items() if value not in (None, "")]
     return f"call({', '.join(parts)})"
