@@ -20,10 +20,18 @@ from kombu.log import get_logger
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import ETA, JITTER, TASK, X_DELAY, is_over
-from kombu_binary_delay.ladder.envelope import COPIES, HEADERS, OFFSET, seen_as
+from kombu_binary_delay.ladder.envelope import (
+    COPIES,
+    HEADERS,
+    OFFSET,
+    due_of,
+    left_at,
+    seen_as,
+)
 from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
 from kombu_binary_delay.routing.router import Delivery
+from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.mechanism import Mechanism
 from kombu_binary_delay.wire.received import copy_of
@@ -107,6 +115,8 @@ class WayIn:
         self.prefetch = 0
         #: How many messages are held, and how often the channel was opened anew.
         self._holding = self._reopened = 0
+        #: Whether what is dispatched now is left to a worker, to discard it.
+        self._is_discarding = False
 
     # -- what is delivered ---------------------------------------------------------------------
 
@@ -212,8 +222,15 @@ class WayIn:
             self._drop(fate, message)
             return
         name, _ = names_of(message.properties)
-        # Not for longer: the next task with the id may replace this one.
-        if not self._worker.discard(name, partial(dispatch, message)):
+        self._is_discarding = True
+        try:
+            # Not for longer: the next task with the id may replace this one.
+            is_discarded = self._worker.discard(name, partial(dispatch, message))
+        finally:
+            self._is_discarding = False
+        if is_discarded:
+            self._notify_discarded(fate, message)
+        else:
             logger.warning(
                 "%s was %s, but may run: Celery has not asked whether it is revoked, as for a task "
                 "whose class has a Strategy of its own",
@@ -228,6 +245,7 @@ class WayIn:
             # Of a message without an `eta`, only the ladder's header has the due time.
             to = self._as_published(message).destination
             journal.taken_back(message.properties, to, again=False)
+        self._notify_discarded(fate, message)
         name, _ = names_of(message.properties)
         queue = self._channel.following.queue_of(message.delivery_info)
         logger.info("dropped %s from the queue %r: it was %s", _name(message), queue, fate.reason)
@@ -238,6 +256,13 @@ class WayIn:
             except Exception:
                 # The message is acknowledged: an exception would only stop the consumer.
                 logger.exception("%r failed for %s", listener, _name(message))
+
+    def _notify_discarded(self, fate: Fate, message: Any) -> None:
+        if watch.discarded:
+            name, headers = names_of(message.properties)
+            queue = self._channel.following.queue_of(message.delivery_info)
+            task = str(headers.get(TASK) or "")
+            watch.notify(watch.discarded, watch.Discarded(name, task, queue, fate.reason))
 
     # -- delayed again -------------------------------------------------------------------------
 
@@ -319,12 +344,18 @@ class WayIn:
         came_to = Destination(info.get("exchange", ""), info.get("routing_key", ""))
         queue = self._channel.following.queue_of(info)
         delivery = mechanism.router.received(*came_to, message.properties, queue)
+        told = None
         if delivery is None:
             if journal is not None:
                 journal.received(message.properties, came_to)
         else:
-            if journal is not None:
-                journal.released(message.properties, delivery.destination)
+            if journal is not None or watch.delivered:
+                wrapped = message.properties.get(HEADERS) or {}
+                left = left_at(wrapped, mechanism.router.topology.owns)
+                if journal is not None:
+                    journal.released(message.properties, delivery.destination, left)
+                if watch.delivered and not self._is_discarding:
+                    told = self._notify(message, wrapped, queue, left, mechanism)
             info["exchange"], info["routing_key"] = delivery.destination
             message.properties = delivery.properties
         headers = message.properties.get(HEADERS)
@@ -334,9 +365,42 @@ class WayIn:
         if X_DELAY in headers and is_over(headers[X_DELAY]):
             # Celery gives it to a retry, too.
             kept = {name: value for name, value in headers.items() if name != X_DELAY}
+        if told is not None and TASK in headers:
+            kept = {**kept, watch.DELIVERED: told}
         kept = self._worker.with_own_nested(kept)
         if kept is not headers:
             message.properties = {**message.properties, HEADERS: kept}
+
+    @staticmethod
+    def _notify(
+        message: Any,
+        wrapped: dict[str, Any],
+        queue: str,
+        left: int | None,
+        mechanism: Mechanism,
+    ) -> dict[str, float | None] | None:
+        """Notify listeners of a message that has waited; return what its task gets to know.
+
+        :param wrapped: its headers as it came.
+        """
+        due = due_of(wrapped)
+        if due is None:
+            return None
+        info = message.delivery_info
+        wait = mechanism.router.wait(info.get("exchange", ""), info.get("routing_key", ""), wrapped)
+        name, headers = names_of(message.properties)
+        arrived = watch.Delivered(
+            name,
+            str(headers.get(TASK) or ""),
+            queue,
+            None if wait is None else wait / 1000,
+            due / 1_000_000,
+            left,
+            time.time(),
+            bool(info.get("redelivered")),
+        )
+        watch.notify(watch.delivered, arrived)
+        return {"asked": arrived.asked, "due": arrived.due, "lateness": arrived.lateness}
 
     def _as_published(self, message: Any) -> Delivery:
         """Return how a message was published, whether a ladder delivered it or not."""

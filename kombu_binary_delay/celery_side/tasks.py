@@ -37,6 +37,7 @@ from kombu_binary_delay.amendments.record import (
 )
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+from kombu_binary_delay.telemetry.watch import DELIVERED
 
 from .patch import replace
 
@@ -159,6 +160,9 @@ def as_resent(headers: dict[str, Any]) -> dict[str, Any]:
     The task that polls a chord is none of the messages that its body's headers are about: Celery
     5.7 copies them.
     """
+    if DELIVERED in headers:
+        # How late the message was that this one comes from.
+        headers = {name: headers[name] for name in headers if name != DELIVERED}
     if headers[TASK] == CHORD_UNLOCK:
         if any(name in headers for name in _KEPT):
             return {name: headers[name] for name in headers if name not in _KEPT}

@@ -28,10 +28,12 @@ from kombu_binary_delay.ladder.delay import (
     due_time,
 )
 from kombu_binary_delay.ladder.envelope import HEADERS, wrap
+from kombu_binary_delay.ladder.identity import names_of
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.routing.commands import Answer, Ensure, Warn
 from kombu_binary_delay.routing.router import Router
+from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire.executor import Executor
 
 from .frames import UNWRITABLE, EncodedMessage
@@ -232,6 +234,17 @@ class WayOut:
         """Write the event of a message that was sent to the journal."""
         if out.is_delayed and self._journal is not None:
             self._journal.scheduled(out.properties, out.exchange, out.routing_key)
+        if watch.published and out.due is not None:
+            self._notify(out, out.due)
+
+    def _notify(self, out: Outgoing, due: int) -> None:
+        """Notify listeners of a message that is on the ladder."""
+        name, headers = names_of(out.given[0])
+        wait = self._router.wait(out.exchange, out.routing_key, out.properties[HEADERS])
+        asked = (wait or 0) / 1000
+        task = str(headers.get(TASK) or "")
+        message = watch.Published(name, task, *out.given[1], asked, due / 1_000_000)
+        watch.notify(watch.published, message)
 
     def record(self, records: Sequence[Any]) -> None:
         """Record what messages supersede that the broker has.
