@@ -16,7 +16,7 @@ WHAT = {
 #: In seconds. One of them is the default tick, so that the share within it is exact.
 BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.125, 0.25, 0.5),
-    *(1, 1.5, 2, 3, 4, 5, 7.5, 10, 20, 30, 60, 300, 1800),
+    *(1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20, 30, 60, 300, 1800),
 )
 
 #: Of each name: anybody who may publish can make up more of them.

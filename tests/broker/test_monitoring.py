@@ -324,7 +324,7 @@ def arrivals(at_once, late):
 CASES = {
     "all arrive within a tick": (arrivals(100, 0), set()),
     "a few arrive late": (arrivals(98, 2), {"ArrivesLate"}),
-    "many arrive late": (arrivals(80, 20), {"ArrivesLate", "NotOnTime"}),
+    "many arrive late": (arrivals(40, 60), {"ArrivesLate", "NotOnTime"}),
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
         case("0x20 " + " ".join(f"{40 + each}x1" for each in range(180)), "0+0x200"),
