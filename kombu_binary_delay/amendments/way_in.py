@@ -28,7 +28,7 @@ from kombu_binary_delay.ladder.envelope import (
     left_at,
     seen_as,
 )
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
 from kombu_binary_delay.routing.router import Delivery
 from kombu_binary_delay.telemetry import watch
@@ -164,7 +164,7 @@ class WayIn:
                 and self._amendments.memory.revives(message.properties, time.time_ns() // 1_000_000)
             ):
                 # A Celery worker that got the broadcast has the id in its own set.
-                self._worker.accept_here(names_of(message.properties)[0])
+                self._worker.accept_here(id_and_headers(message.properties)[0])
             dispatch(message)
             return
         # Not by what py-amqp knows of the consumer, which may be cancelled by now.
@@ -221,7 +221,7 @@ class WayIn:
             # The task that replaces it has the same id, and is not revoked.
             self._drop(fate, message)
             return
-        name, _ = names_of(message.properties)
+        name, _ = id_and_headers(message.properties)
         self._is_discarding = True
         try:
             # Not for longer: the next task with the id may replace this one.
@@ -246,7 +246,7 @@ class WayIn:
             to = self._as_published(message).destination
             journal.taken_back(message.properties, to, again=False)
         self._notify_discarded(fate, message)
-        name, _ = names_of(message.properties)
+        name, _ = id_and_headers(message.properties)
         queue = self._channel.following.queue_of(message.delivery_info)
         logger.info("dropped %s from the queue %r: it was %s", _name(message), queue, fate.reason)
         dropped = Dropped(name, fate.reason, queue, message.properties, message.body)
@@ -259,7 +259,7 @@ class WayIn:
 
     def _notify_discarded(self, fate: Fate, message: Any) -> None:
         if watch.discarded:
-            name, headers = names_of(message.properties)
+            name, headers = id_and_headers(message.properties)
             queue = self._channel.following.queue_of(message.delivery_info)
             task = str(headers.get(TASK) or "")
             watch.notify(watch.discarded, watch.Discarded(name, task, queue, fate.reason))
@@ -388,7 +388,7 @@ class WayIn:
             return None
         info = message.delivery_info
         wait = mechanism.router.wait(info.get("exchange", ""), info.get("routing_key", ""), wrapped)
-        name, headers = names_of(message.properties)
+        name, headers = id_and_headers(message.properties)
         arrived = watch.Delivered(
             name,
             str(headers.get(TASK) or ""),
@@ -428,5 +428,5 @@ class WayIn:
 
 
 def _name(message: Any) -> str:
-    name, headers = names_of(message.properties)
+    name, headers = id_and_headers(message.properties)
     return f"{headers.get(TASK) or 'the message'} {name or 'without an id'}"

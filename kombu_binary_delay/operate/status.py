@@ -186,8 +186,8 @@ def status(  # noqa: PLR0913, PLR0917 - of what to read, the last two are option
     ]
     troubles += [
         f"{queue.queue}: {queue.trouble}"
-        for one in ladders
-        for queue in one.queues
+        for ladder in ladders
+        for queue in ladder.queues
         if queue.trouble
     ]
     troubles += [

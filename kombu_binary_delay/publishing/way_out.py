@@ -28,7 +28,7 @@ from kombu_binary_delay.ladder.delay import (
     due_time,
 )
 from kombu_binary_delay.ladder.envelope import HEADERS, wrap
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.routing.commands import Answer, Ensure, Warn
@@ -239,7 +239,7 @@ class WayOut:
 
     def _notify(self, out: Outgoing, due: int) -> None:
         """Notify listeners of a message that is on the ladder."""
-        name, headers = names_of(out.given[0])
+        name, headers = id_and_headers(out.given[0])
         wait = self._router.wait(out.exchange, out.routing_key, out.properties[HEADERS])
         asked = (wait or 0) / 1000
         task = str(headers.get(TASK) or "")

@@ -192,7 +192,7 @@ class Story:
     :param asked: the delay of the last attempt in milliseconds; None if not known.
     :param levels: the queues in which it waits, each with when it leaves it, in milliseconds since
         the epoch; empty if not known.
-    :param late: where its lateness arose; None if it has not arrived, as far as is known.
+    :param late: where its lateness arose; None if nothing says that it has arrived.
     """
 
     id: str
