@@ -19,7 +19,7 @@ from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.delay import ETA, JITTER, TASK, X_DELAY, is_over
+from kombu_binary_delay.ladder.delay import ETA, EXPIRES, JITTER, TASK, X_DELAY, expiry_of, is_over
 from kombu_binary_delay.ladder.envelope import (
     COPIES,
     HEADERS,
@@ -37,6 +37,7 @@ from kombu_binary_delay.wire.mechanism import Mechanism
 from kombu_binary_delay.wire.received import copy_of
 
 from .memory import POSTPONED, SUPERSEDED, Fate
+from .names import EXPIRED
 from .record import REPLACES
 from .stream import Amendments
 
@@ -78,7 +79,7 @@ class Dropped:
     """A message that was dropped instead of delivered.
 
     :param id: of the task or the message; empty if it has none.
-    :param reason: ``cancelled`` or ``superseded``.
+    :param reason: ``cancelled``, ``superseded`` or, by the header ``x-delay-expires``, ``expired``.
     :param queue: the queue that it was taken from.
     :param properties: as it arrived.
     :param body: as it was published.
@@ -143,7 +144,7 @@ class WayIn:
     def passes(self, message: Any, *, no_ack: bool) -> bool:
         """Judge a message that was got; return whether it is the program's."""
         message.delivery_info["no_ack"] = no_ack
-        fate = self._amendments.reader.fate(message.properties)
+        fate = self._amendments.reader.fate(message.properties) or _expired(message)
         return fate is None or not self._handle(fate, message, partial(self._put_back, message))
 
     def _deliver(
@@ -155,7 +156,7 @@ class WayIn:
         message: Any,
     ) -> None:
         """Dispatch a message to a consumer, unless it was amended."""
-        fate = judge(message.properties)
+        fate = judge(message.properties) or _expired(message)
         if fate is None:
             headers = message.properties.get(HEADERS)
             if (
@@ -425,6 +426,22 @@ class WayIn:
     @property
     def _amendments(self) -> Amendments:
         return self._mechanism.amendments
+
+
+def _expired(message: Any) -> Fate | None:
+    """Return the fate of a message that comes too late; None if it does not.
+
+    Celery's workers check that of their tasks themselves.
+    """
+    headers = message.properties.get(HEADERS)
+    if not headers or EXPIRES not in headers or TASK in headers:
+        return None
+    due = due_of(headers)
+    try:
+        expires = None if due is None else expiry_of(headers, due)
+    except DelayError:
+        return None
+    return None if expires is None or expires > time.time_ns() // 1000 else Fate(EXPIRED)
 
 
 def _name(message: Any) -> str:

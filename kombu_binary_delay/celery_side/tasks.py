@@ -36,7 +36,15 @@ from kombu_binary_delay.amendments.record import (
     split,
 )
 from kombu_binary_delay.amendments.stream import Amendments
-from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+from kombu_binary_delay.ladder.delay import (
+    CHORD_UNLOCK,
+    EXPIRES,
+    ID,
+    JITTER,
+    RETRIES,
+    TASK,
+    X_DELAY,
+)
 from kombu_binary_delay.telemetry.watch import DELIVERED
 
 from .patch import replace
@@ -53,7 +61,7 @@ NESTED = "headers"
 #: The headers of this transport that say which message this is, among those that supersede others.
 _IDENTITY = KEY, LONGEST_WAIT, REPLACES, GENERATION
 #: The headers of this transport that a retry gets if its task has them.
-_KEPT = X_DELAY, JITTER, *_IDENTITY
+_KEPT = X_DELAY, JITTER, EXPIRES, *_IDENTITY
 #: The id of the task that is to be discarded in this thread or greenlet, and whether Celery has
 #: asked for it.
 _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default=None)

@@ -11,7 +11,7 @@ DESTINATION, TASK, REASON = "messaging.destination.name", "celery.task_name", "r
 WHAT = {
     LATENESS: "Seconds from when a delayed message was due until its consumer had it.",
     DELIVERED: "Delayed messages that came to their consumers.",
-    DISCARDED: "Delayed messages that were discarded when due: cancelled or superseded.",
+    DISCARDED: "Delayed messages that were discarded when due: cancelled, superseded or expired.",
 }
 #: In seconds. One of them is the default tick, so that the share within it is exact.
 BUCKETS = (

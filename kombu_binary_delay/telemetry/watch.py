@@ -81,12 +81,12 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A message that came to its consumer after it was taken back.
+    """A message that came to its consumer after it was taken back, or too late.
 
     :param id: of the task or the message; empty if it has none.
     :param task: the task's name; empty for another message.
     :param queue: the queue that it was taken from.
-    :param reason: ``cancelled`` or ``superseded``.
+    :param reason: ``cancelled``, ``superseded`` or, by the header ``x-delay-expires``, ``expired``.
     """
 
     id: str
