@@ -39,6 +39,6 @@ task_track_started = True
 
 # -- stop ------------------------------------------------------------------------------------------
 
-# After SIGQUIT, running tasks have so many seconds, and are then given to others. For SIGTERM, which
-# service managers send, it is the same with REMAP_SIGTERM=SIGQUIT in the environment.
+# After SIGQUIT, running tasks have so many seconds, and are then given to others. With
+# REMAP_SIGTERM=SIGQUIT in the environment, SIGTERM does the same: service managers send it.
 worker_soft_shutdown_timeout = 60
