@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -72,36 +71,6 @@ class Worker(Protocol):
 
     def with_own_nested(self, headers: dict[str, Any]) -> dict[str, Any]:
         """Return the headers of a task so that its retries keep those of this transport."""
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A message that was dropped instead of delivered.
-
-    :param id: of the task or the message; empty if it has none.
-    :param reason: ``cancelled``, ``superseded`` or, by the header ``x-delay-expires``, ``expired``.
-    :param queue: the queue that it was taken from.
-    :param properties: as it arrived.
-    :param body: as it was published.
-    """
-
-    id: str
-    reason: str
-    queue: str
-    properties: Mapping[str, Any]
-    body: Any
-
-
-_listeners: list[Callable[[Dropped], object]] = []
-
-
-def on_dropped(listener: Callable[[Dropped], object]) -> Callable[[Dropped], object]:
-    """Register a function to call with each message that this process drops; also a decorator.
-
-    It is not called for tasks that a Celery worker discards: use Celery's signal ``task_revoked``.
-    """
-    _listeners.append(listener)
-    return listener
 
 
 class WayIn:
@@ -230,7 +199,7 @@ class WayIn:
         finally:
             self._is_discarding = False
         if is_discarded:
-            self._notify_discarded(fate, message)
+            self._notify_dropped(fate, message, by_worker=True)
         else:
             logger.warning(
                 "%s was %s, but may run: Celery has not asked whether it is revoked, as for a task "
@@ -246,24 +215,18 @@ class WayIn:
             # Of a message without an `eta`, only the ladder's header has the due time.
             to = self._as_published(message).destination
             journal.taken_back(message.properties, to, again=False)
-        self._notify_discarded(fate, message)
-        name, _ = id_and_headers(message.properties)
         queue = self._channel.following.queue_of(message.delivery_info)
         logger.info("dropped %s from the queue %r: it was %s", _name(message), queue, fate.reason)
-        dropped = Dropped(name, fate.reason, queue, message.properties, message.body)
-        for listener in _listeners:
-            try:
-                listener(dropped)
-            except Exception:
-                # The message is acknowledged: an exception would only stop the consumer.
-                logger.exception("%r failed for %s", listener, _name(message))
+        self._notify_dropped(fate, message)
 
-    def _notify_discarded(self, fate: Fate, message: Any) -> None:
-        if watch.discarded:
-            name, headers = id_and_headers(message.properties)
+    def _notify_dropped(self, fate: Fate, message: Any, *, by_worker: bool = False) -> None:
+        if watch.dropped:
+            name, _ = id_and_headers(message.properties)
             queue = self._channel.following.queue_of(message.delivery_info)
-            task = str(headers.get(TASK) or "")
-            watch.notify(watch.discarded, watch.Discarded(name, task, queue, fate.reason))
+            dropped = watch.Dropped(
+                name, fate.reason, queue, message.properties, message.body, by_worker
+            )
+            watch.notify(watch.dropped, dropped)
 
     # -- delayed again -------------------------------------------------------------------------
 
@@ -389,10 +352,10 @@ class WayIn:
             return None
         info = message.delivery_info
         wait = mechanism.router.wait(info.get("exchange", ""), info.get("routing_key", ""), wrapped)
-        name, headers = id_and_headers(message.properties)
+        name, _ = id_and_headers(message.properties)
         arrived = watch.Delivered(
             name,
-            str(headers.get(TASK) or ""),
+            watch.task_of(message.properties),
             queue,
             None if wait is None else wait / 1000,
             due / 1_000_000,

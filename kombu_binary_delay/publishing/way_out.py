@@ -243,10 +243,10 @@ class WayOut:
 
     def _notify(self, out: Outgoing, due: int) -> None:
         """Notify listeners of a message that is on the ladder."""
-        name, headers = id_and_headers(out.given[0])
+        name, _ = id_and_headers(out.given[0])
         wait = self._router.wait(out.exchange, out.routing_key, out.properties[HEADERS])
         asked = (wait or 0) / 1000
-        task = str(headers.get(TASK) or "")
+        task = watch.task_of(out.given[0])
         message = watch.Published(name, task, *out.given[1], asked, due / 1_000_000)
         watch.notify(watch.published, message)
 

@@ -1,12 +1,12 @@
 """How late delayed messages are, for listeners; it costs next to nothing while there are none."""
 
-from .watch import Delivered, Discarded, Published, on_delivered, on_discarded, on_published
+from .watch import Delivered, Dropped, Published, on_delivered, on_dropped, on_published
 
 __all__ = [
     "Delivered",
-    "Discarded",
+    "Dropped",
     "Published",
     "on_delivered",
-    "on_discarded",
+    "on_dropped",
     "on_published",
 ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 #: Of the histogram and the counters.
 LATENESS = "messaging.delay.lateness"
 DELIVERED = "messaging.delay.delivered"
-DISCARDED = "messaging.delay.discarded"
+DROPPED = "messaging.delay.dropped"
 #: Of their attributes; the second is that of OpenTelemetry's instrumentation of Celery.
 DESTINATION, TASK, REASON = "messaging.destination.name", "celery.task_name", "reason"
 WHAT = {
     LATENESS: "Seconds from when a delayed message was due until its consumer had it.",
     DELIVERED: "Delayed messages that came to their consumers.",
-    DISCARDED: "Delayed messages that were discarded when due: cancelled, superseded or expired.",
+    DROPPED: "Messages that were dropped when due: cancelled, superseded or expired.",
 }
 #: In seconds. One of them is the default tick, so that the share within it is exact.
 BUCKETS = (

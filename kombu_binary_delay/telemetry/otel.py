@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 
 from . import labels, watch
-from .watch import Delivered, Discarded, Published
+from .watch import Delivered, Dropped, Published
 
 #: The attributes of a publisher's and a run's span, in seconds; the first two of both.
 ASKED, DUE, LATENESS = (f"messaging.delay.{name}" for name in ("asked", "due", "lateness"))
@@ -40,7 +40,7 @@ def instrument(meter_provider: metrics.MeterProvider | None = None) -> Callable[
         explicit_bucket_boundaries_advisory=labels.BUCKETS,
     )
     delivered = meter.create_counter(labels.DELIVERED, "1", labels.WHAT[labels.DELIVERED])
-    discarded = meter.create_counter(labels.DISCARDED, "1", labels.WHAT[labels.DISCARDED])
+    dropped = meter.create_counter(labels.DROPPED, "1", labels.WHAT[labels.DROPPED])
     named = labels.Labels()
 
     def attributes(queue: str, task: str) -> dict[str, str]:
@@ -54,17 +54,17 @@ def instrument(meter_provider: metrics.MeterProvider | None = None) -> Callable[
             # Why it came again is no lateness of the broker's.
             lateness.record(max(message.lateness, 0.0), about)
 
-    def on_discarded(message: Discarded) -> None:
-        about = attributes(message.queue, message.task)
-        discarded.add(1, {**about, labels.REASON: message.reason})
+    def on_dropped(message: Dropped) -> None:
+        about = attributes(message.queue, watch.task_of(message.properties))
+        dropped.add(1, {**about, labels.REASON: message.reason})
 
     watch.on_published(_on_published)
     watch.on_delivered(on_delivered)
-    watch.on_discarded(on_discarded)
+    watch.on_dropped(on_dropped)
     with ExitStack() as stack:
         stack.callback(watch.published.remove, _on_published)
         stack.callback(watch.delivered.remove, on_delivered)
-        stack.callback(watch.discarded.remove, on_discarded)
+        stack.callback(watch.dropped.remove, on_dropped)
         signals: Any = sys.modules.get("celery.signals")
         if signals is not None:
             # At both ends of a run, since its span may begin after the first of them is heard.

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, s
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from . import labels, watch
-from .watch import Delivered, Discarded
+from .watch import Delivered, Dropped
 
 _PAIR = tuple(name.replace(".", "_") for name in (labels.DESTINATION, labels.TASK))
 
@@ -28,7 +28,7 @@ def instrument(registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
 
     lateness = of(Histogram, labels.LATENESS, "_seconds", buckets=labels.BUCKETS)
     delivered = of(Counter, labels.DELIVERED)
-    discarded = of(Counter, labels.DISCARDED, more=(labels.REASON,))
+    dropped = of(Counter, labels.DROPPED, more=(labels.REASON,))
     named = labels.Labels()
 
     def on_delivered(message: Delivered) -> None:
@@ -38,16 +38,17 @@ def instrument(registry: CollectorRegistry = REGISTRY) -> Callable[[], None]:
             # Why it came again is no lateness of the broker's.
             lateness.labels(*pair).observe(max(message.lateness, 0.0))
 
-    def on_discarded(message: Discarded) -> None:
-        discarded.labels(*named.pair(message.queue, message.task), message.reason).inc()
+    def on_dropped(message: Dropped) -> None:
+        pair = named.pair(message.queue, watch.task_of(message.properties))
+        dropped.labels(*pair, message.reason).inc()
 
     watch.on_delivered(on_delivered)
-    watch.on_discarded(on_discarded)
+    watch.on_dropped(on_dropped)
 
     def end() -> None:
         watch.delivered.remove(on_delivered)
-        watch.discarded.remove(on_discarded)
-        for metric in (lateness, delivered, discarded):
+        watch.dropped.remove(on_dropped)
+        for metric in (lateness, delivered, dropped):
             registry.unregister(metric)
 
     return end

@@ -7,11 +7,14 @@ use the connection. This module must not import Celery, nor what exports metrics
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kombu.log import get_logger
+
+from kombu_binary_delay.ladder.delay import TASK
+from kombu_binary_delay.ladder.envelope import HEADERS
 
 logger = get_logger(__package__)
 
@@ -79,20 +82,24 @@ class Delivered:
         return None if self.left is None else max(self.left - self.due, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """A message that came to its consumer after it was taken back, or too late.
+@dataclass(frozen=True)
+class Dropped:
+    """A message that was dropped instead of delivered.
 
     :param id: of the task or the message; empty if it has none.
-    :param task: the task's name; empty for another message.
-    :param queue: the queue that it was taken from.
     :param reason: ``cancelled``, ``superseded`` or, by the header ``x-delay-expires``, ``expired``.
+    :param queue: the queue that it was taken from.
+    :param properties: as it arrived.
+    :param body: as it was published.
+    :param by_worker: whether a Celery worker has discarded it, as it does revoked tasks.
     """
 
     id: str
-    task: str
-    queue: str
     reason: str
+    queue: str
+    properties: Mapping[str, Any]
+    body: Any
+    by_worker: bool = False
 
 
 _Value = TypeVar("_Value")
@@ -101,29 +108,40 @@ _Listener = Callable[[_Value], object]
 #: Who listens; empty while nobody does.
 published: list[_Listener[Published]] = []
 delivered: list[_Listener[Delivered]] = []
-discarded: list[_Listener[Discarded]] = []
+dropped: list[_Listener[Dropped]] = []
 
 
-def on_published(listener: _Listener[Published]) -> _Listener[Published]:
+def on_published(
+    listener: Callable[[Published], object],
+) -> Callable[[Published], object]:
     """Register a function to call with each delayed message that is sent; also a decorator."""
     published.append(listener)
     return listener
 
 
-def on_delivered(listener: _Listener[Delivered]) -> _Listener[Delivered]:
+def on_delivered(
+    listener: Callable[[Delivered], object],
+) -> Callable[[Delivered], object]:
     """Register a function to call with each message that comes from a ladder; also a decorator."""
     delivered.append(listener)
     return listener
 
 
-def on_discarded(listener: _Listener[Discarded]) -> _Listener[Discarded]:
-    """Register a function to call with each message that is discarded; also a decorator.
+def on_dropped(
+    listener: Callable[[Dropped], object],
+) -> Callable[[Dropped], object]:
+    """Register a function to call with each message that this process drops; also a decorator.
 
-    Unlike :func:`kombu_binary_delay.on_dropped`, it is also called for a task that a Celery worker
-    discards as revoked.
+    It is also called for a task that the transport has a Celery worker discard, and not for one
+    that the worker discards by itself: for all of them, there is Celery's signal ``task_revoked``.
     """
-    discarded.append(listener)
+    dropped.append(listener)
     return listener
+
+
+def task_of(properties: Mapping[str, Any]) -> str:
+    """Return the name of a task; empty for another message."""
+    return str((properties.get(HEADERS) or {}).get(TASK) or "")
 
 
 def notify(listeners: list[_Listener[Any]], value: object) -> None:
