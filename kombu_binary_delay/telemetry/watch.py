@@ -111,25 +111,19 @@ delivered: list[_Listener[Delivered]] = []
 dropped: list[_Listener[Dropped]] = []
 
 
-def on_published(
-    listener: Callable[[Published], object],
-) -> Callable[[Published], object]:
+def on_published(listener: Callable[[Published], object]) -> Callable[[Published], object]:
     """Register a function to call with each delayed message that is sent; also a decorator."""
     published.append(listener)
     return listener
 
 
-def on_delivered(
-    listener: Callable[[Delivered], object],
-) -> Callable[[Delivered], object]:
+def on_delivered(listener: Callable[[Delivered], object]) -> Callable[[Delivered], object]:
     """Register a function to call with each message that comes from a ladder; also a decorator."""
     delivered.append(listener)
     return listener
 
 
-def on_dropped(
-    listener: Callable[[Dropped], object],
-) -> Callable[[Dropped], object]:
+def on_dropped(listener: Callable[[Dropped], object]) -> Callable[[Dropped], object]:
     """Register a function to call with each message that this process drops; also a decorator.
 
     It is also called for a task that the transport has a Celery worker discard, and not for one
