@@ -55,6 +55,7 @@ from .publishing.way_out import WayOut
 from .routing.knowledge import Shared
 from .routing.router import Router
 from .settings import Settings
+from .telemetry import watch
 from .wire.connection import LOOK_EVERY, ConnectionMixin
 from .wire.executor import Executor
 from .wire.frame_buffer import FrameBuffer
@@ -117,7 +118,11 @@ class TransportMixin(_Above):
         way_out = WayOut(connection, router, executor, journal, Generations(amendments))
         connection.delay_mechanism = Mechanism(router, executor, way_out, journal, amendments)
         connection.look_at = time.monotonic() + LOOK_EVERY
-        leave_out_deaths(connection, router.topology.owns)
+        leave_out_deaths(
+            connection,
+            router.topology.owns,
+            lambda: journal is not None or bool(watch.delivered),
+        )
         executor.run(router.opened())
         return connection
 

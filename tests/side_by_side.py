@@ -37,6 +37,7 @@ TABLE = (
     ("tests/broker/test_bench.py::test_a_section", OWNER),
     ("tests/faults/", OWNER),
     ("tests/acceptance/test_broker_restarts.py", OWNER),
+    ("tests/acceptance/test_production.py", OWNER),
     ("tests/broker/test_tls.py", OWNER),
     ("tests/broker/test_web_browser.py", OWNER),
     ("tests/broker/test_waiting.py::test_any_node_of_a_cluster", OWNER),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -17,6 +20,7 @@ from kombu_binary_delay.operate import (
     Creation,
     Difference,
     Explanation,
+    Late,
     Migration,
     Preview,
     Pruning,
@@ -175,21 +179,51 @@ def story(value: Story) -> RenderableType:
     if task is not None:
         facts.add_row("called", plain(task.call))
         facts.add_row("for", plain(task.queue))
+    if value.asked is not None:
+        facts.add_row("asked", human(value.asked) if value.asked else "no delay")
+    now = time.time() * 1000
+    steps: list[tuple[float, str, str]] = [
+        (until, "left", f"{moment(until)}, {queue}") for queue, until in value.levels if until < now
+    ]
     for event in value.events:
         words = ["when is not recorded" if event.at is None else moment(event.at)]
         if event.kind == "scheduled" and event.due is not None:
             words.append(f"due {moment(event.due)}")
+        if event.left is not None:
+            words.append(f"left the ladder {moment(event.left)}")
         if event.retries:
             words.append(f"retry {event.retries}")
         if event.state:
             words.append(event.state)
-        facts.add_row(plain(event.kind), plain(", ".join(words)))
+        at = math.inf if event.at is None else event.at
+        steps.append((at, event.kind, ", ".join(words)))
+    for _, what, said in sorted(steps, key=itemgetter(0)):
+        facts.add_row(plain(what), plain(said))
     if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {from_now(task.due)}")
     state = Text(f"It {value.words}", style="bold")
     source = Text(f", by the {value.source}.", style="dim")
-    return Group(facts, Text.assemble(state, source), *_notes(value.unseen))
+    end = Text.assemble(state, source)
+    return Group(facts, end, *_lateness(value.late), *_notes(value.unseen))
+
+
+def _lateness(late: Late | None) -> Iterator[RenderableType]:
+    """Draw where lateness arose."""
+    if late is None:
+        return
+    parts = []
+    if late.broker is not None:
+        parts.append(f"{human(late.broker) if late.broker else 'nothing'} by the broker")
+    parts.append(
+        f"{human(late.backlog) if late.backlog else 'nothing'} in the backlog of its queue"
+    )
+    if late.broker is None:
+        parts[-1] += ", or by the broker"
+    if late.worker is not None:
+        parts.append(f"{human(late.worker) if late.worker else 'nothing'} in the worker")
+    total = f"It was late by {human(late.total) if late.total else 'less than 1 ms'}"
+    yield Text(f"{total}: {'; '.join(parts)}.")
 
 
 # -- the others ----------------------------------------------------------------------------------

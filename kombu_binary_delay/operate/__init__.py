@@ -5,6 +5,7 @@ API. Nothing here knows the command line.
 """
 
 from .amend import Amended, Chosen, amend, choose
+from .arrivals import Arrivals, LastHour
 from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
@@ -24,6 +25,7 @@ from .verify import Difference, Verification, verify
 from .waiting import (
     Count,
     Event,
+    Late,
     Selection,
     Story,
     TaskTable,
@@ -39,6 +41,7 @@ from .waiting import (
 __all__ = [
     "Amended",
     "AmendmentsStatus",
+    "Arrivals",
     "Check",
     "Chosen",
     "Count",
@@ -49,6 +52,8 @@ __all__ = [
     "Explanation",
     "Finding",
     "LadderStatus",
+    "LastHour",
+    "Late",
     "Management",
     "Migration",
     "OperationError",

@@ -16,12 +16,12 @@ from kombu.serialization import loads
 
 from kombu_binary_delay import transport
 from kombu_binary_delay.amendments.names import POSTPONED
-from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate import judge_of
 from kombu_binary_delay.routing import knowledge
+from kombu_binary_delay.telemetry import Dropped, on_dropped
 from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
@@ -490,7 +490,8 @@ with suppress(ImportError):
 
 @on_dropped
 def _note_dropped(dropped: Dropped) -> None:
-    for kit in _current:
+    # What a worker has discarded is noted as revoked.
+    for kit in () if dropped.by_worker else _current:
         headers = dropped.properties.get(HEADERS) or {}
         noted = Cancelled(headers.get(TASK) or "", dropped.id, dropped.reason)
         kit._cancelled.append(noted)  # noqa: SLF001 - the kit's own
