@@ -1,0 +1,263 @@
+"""The functions by which an app's schedules are changed and listed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from amqp.exceptions import NotFound
+
+from kombu_binary_delay.errors import ScheduleError, shown
+from kombu_binary_delay.publishing import PublishBatch
+
+from .definitions import ALLOW, Applied, Definitions, Schedule, merge, of_entry
+from .scheduler import Run, send
+from .series import OVERDUE, Occurrence, Progress, expected
+from .store import Store
+
+#: Where a schedule stands.
+WAITING, OVERDUE_NOW, PAUSED = "waiting", "overdue", "paused"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A schedule as it stands. Times are milliseconds since the epoch.
+
+    :param when: in words.
+    :param state: ``waiting``; ``overdue``, if its occurrence is ten seconds late; or ``paused``.
+    :param next_due: None if it is paused.
+    :param last_due: of the last run; None if there is none. Some seconds old, as the next two.
+    :param last_sent: when that was sent.
+    :param missed: how many occurrences were found too late, and left out.
+    :param skipped: how many were left out, since the one before still ran.
+    :param queue: where its occurrence waits for a worker when it is due.
+    """
+
+    name: str
+    task: str
+    when: str
+    state: str
+    next_due: int | None
+    last_due: int | None
+    last_sent: int | None
+    missed: int
+    skipped: int
+    catch_up: int
+    overlap: str
+    queue: str
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """An app's schedules as they stand.
+
+    :param workers: how many workers could send their runs; None if not known.
+    """
+
+    schedules: tuple[Listed, ...]
+    workers: int | None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether none is overdue."""
+        return all(each.state != OVERDUE_NOW for each in self.schedules)
+
+
+def apply(
+    app: Any,
+    schedules: Mapping[str, Any] | None = None,
+    *,
+    dry_run: bool = False,
+    connection: Any = None,
+) -> Applied:
+    """Make the schedules on the broker those of an app; return what has changed.
+
+    :param app: of Celery.
+    :param schedules: by default, the app's ``beat_schedule``, and what beat adds to it.
+    :param dry_run: whether to change nothing.
+    :param connection: a :class:`kombu.Connection` with our transport; by default, one of the app's.
+    :raises ScheduleError: if a schedule is invalid, or the broker has no streams.
+    """
+    entries = entries_of(app) if schedules is None else schedules
+    wanted = {name: of_entry(name, entry, app) for name, entry in entries.items()}
+    with _store(app, connection) as store:
+        if dry_run:
+            return merge(store.definitions() or {}, wanted, _series(), _now())[1]
+        if any(schedule.overlap != ALLOW for schedule in wanted.values()):
+            store.mechanism.amendments.prepare()
+        store.declare()
+        with store.locked():
+            before = store.definitions() or {}
+            after, done = merge(before, wanted, _series(), _now())
+            _write(store, before, after)
+        return done
+
+
+def entries_of(app: Any) -> dict[str, Any]:
+    """Return the entries of an app's ``beat_schedule``, with those that beat adds."""
+    app.finalize()
+    app.loader.import_default_modules()
+    entries = dict(app.conf.beat_schedule or {})
+    if app.conf.result_expires and not app.backend.supports_autoexpire:
+        from celery.schedules import crontab  # noqa: PLC0415 - Celery is no dependency
+
+        cleanup = "celery.backend_cleanup"
+        at_night = {"task": cleanup, "schedule": crontab("0", "4"), "options": {"expires": 43200}}
+        entries.setdefault(cleanup, at_night)
+    return entries
+
+
+def listed(app: Any, *, connection: Any = None) -> Schedules:
+    """Return an app's schedules as they stand."""
+    with _store(app, connection) as store:
+        found, progress, now = store.definitions() or {}, {}, _now()
+        if found:
+            progress = store.progress()
+        rows = [
+            _listed(each, progress.get(name, Progress()), store.names.queue, now)
+            for name, each in sorted(found.items())
+        ]
+        return Schedules(tuple(rows), _workers(store))
+
+
+def pause(app: Any, name: str, *, connection: Any = None) -> None:
+    """Pause a schedule: nothing is sent until it is resumed.
+
+    :raises ScheduleError: if there is no such schedule.
+    """
+    _change(
+        app,
+        name,
+        connection,
+        lambda old: old if old.paused else old.renewed(old.series, _now(), paused=True),
+    )
+
+
+def resume(app: Any, name: str, *, connection: Any = None) -> None:
+    """Resume a schedule; what was due meanwhile does not run.
+
+    :raises ScheduleError: if there is no such schedule.
+    """
+    _change(
+        app,
+        name,
+        connection,
+        lambda old: old.renewed(next(_series()), _now()) if old.paused else old,
+    )
+
+
+def remove(app: Any, name: str, *, connection: Any = None) -> None:
+    """Remove a schedule, until the next :func:`apply` of an app that has it.
+
+    :raises ScheduleError: if there is no such schedule.
+    """
+    _change(app, name, connection, lambda _: None)
+
+
+def trigger(app: Any, name: str, *, connection: Any = None) -> str:
+    """Send a schedule's task now, beside its occurrences; return the id of the task.
+
+    :raises ScheduleError: if there is no such schedule.
+    """
+    with _store(app, connection) as store:
+        schedule = _known(store.definitions() or {}, name)
+        task_id = str(uuid.uuid4())
+        with store.client.Producer() as producer:
+            send(app, Run(schedule, _now()), producer, store.names, task_id)
+        return task_id
+
+
+def _change(
+    app: Any, name: str, connection: Any, change: Callable[[Schedule], Schedule | None]
+) -> None:
+    with _store(app, connection) as store:
+        store.declare_queue()
+        with store.locked():
+            before = store.definitions() or {}
+            changed = change(_known(before, name))
+            after = {each: before[each] for each in before if each != name}
+            _write(store, before, {**after, name: changed} if changed else after)
+
+
+def _known(found: Definitions, name: str) -> Schedule:
+    if name not in found:
+        names = ", ".join(map(repr, sorted(found)[:5])) or "none"
+        raise ScheduleError(f"there is no schedule {shown(name)}; there are {names}")
+    return found[name]
+
+
+def _write(store: Store, before: Definitions, after: Definitions) -> None:
+    """Write the schedules, and then the first occurrences of new series."""
+    if after == before:
+        return
+    store.write(after)
+    began = [
+        Occurrence(name, each.series, due)
+        for name, each in after.items()
+        if (name not in before or before[name].series != each.series)
+        and (due := expected(each, 0)) is not None
+    ]
+    with PublishBatch(store.client.default_channel) as batch:
+        store.arm(batch, began)
+
+
+@contextmanager
+def _store(app: Any, connection: Any) -> Iterator[Store]:
+    if connection is None:
+        with app.connection_for_write() as made:
+            made.ensure_connection(max_retries=3)
+            store = Store(app, made)
+            store.require()
+            yield store
+        return
+    store = Store(app, connection)
+    store.require()
+    yield store
+
+
+def _listed(schedule: Schedule, progress: Progress, queue: str, now: int) -> Listed:
+    due = expected(schedule, progress.due)
+    state = WAITING
+    if due is None:
+        state = PAUSED
+    elif now > due + OVERDUE:
+        state = OVERDUE_NOW
+    return Listed(
+        schedule.name,
+        schedule.task,
+        str(schedule.when),
+        state,
+        due,
+        progress.due or None,
+        progress.at or None,
+        progress.missed,
+        progress.skipped,
+        schedule.catch_up,
+        schedule.overlap,
+        queue,
+    )
+
+
+def _workers(store: Store) -> int | None:
+    channel = store.client.channel()
+    try:
+        return int(channel.queue_declare(store.names.queue, passive=True).consumer_count)
+    except NotFound:
+        return None
+    finally:
+        if channel.is_open:
+            channel.close()
+
+
+def _series() -> Iterator[str]:
+    while True:
+        yield secrets.token_hex(8)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
