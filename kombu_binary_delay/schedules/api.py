@@ -90,8 +90,8 @@ def apply(
             return merge(store.definitions() or {}, wanted, _series(), _now())[1]
         if any(schedule.overlap != ALLOW for schedule in wanted.values()):
             store.mechanism.amendments.prepare()
-        store.declare()
         with store.locked():
+            store.declare()
             before = store.definitions() or {}
             after, done = merge(before, wanted, _series(), _now())
             _write(store, before, after)

@@ -158,7 +158,7 @@ class Scheduler:
         """Handle what has arrived, or arrives within a time, and what is overdue.
 
         :param timeout: in seconds.
-        :returns: whether an occurrence had arrived.
+        :returns: whether anything was handled.
         :raises RecoverableConnectionError: if the broker has ended the consumer.
         """
         try:
@@ -177,7 +177,7 @@ class Scheduler:
         now = time.monotonic()
         if self._active_since and now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
-            self._make_up()
+            has_come = self._make_up() or has_come
         if self._unnoted and now >= self._note_at:
             self._note_at = now + _NOTE_EVERY
             self._note_progress()
@@ -218,11 +218,11 @@ class Scheduler:
             self._handle(occurrences)
         self._channel.basic_ack(taken[-1].delivery_info["delivery_tag"], multiple=True)
 
-    def _make_up(self) -> None:
-        """Handle the occurrences that should have arrived as if they had."""
+    def _make_up(self) -> bool:
+        """Handle what should have arrived as if it had; return whether there was any."""
         latest = _now() - OVERDUE
         if latest < self._active_since:
-            return
+            return False
         lost = []
         for schedule in self._definitions.values():
             due = self._expects(schedule)
@@ -235,6 +235,7 @@ class Scheduler:
                 lost.append(Occurrence(schedule.name, schedule.series, due))
         if lost:
             self._handle(lost)
+        return bool(lost)
 
     def _expects(self, schedule: Schedule) -> int | None:
         if schedule.name not in self._expected:

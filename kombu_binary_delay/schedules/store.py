@@ -81,18 +81,27 @@ class Store:
             raise ScheduleError(f"schedules need streams, as amendments do: {exc}") from exc
 
     def declare(self) -> None:
-        """Declare all that is missing. New streams get a first record, which readers wait for.
+        """Declare all that is missing; call it with the lock.
+
+        New streams get a first record, since readers would wait for one.
 
         :raises TopologyError: if the broker refuses.
         """
-        names, kept = self.names, (("x-queue-type", "stream"), *_KEPT)
+        names = self.names
         empty = {names.definitions: definitions.to_line({}), names.progress: series.to_line({})}
-        part = Part(queues=tuple(Queue(name, kept) for name in empty))
-        lock = f"{names.queue}.declaring"
-        streams.declare(self.mechanism.executor, Ensure(part, _PURPOSE, lock=lock))
+        missing = [name for name in empty if self._count(name) is None]
+        kept = (("x-queue-type", "stream"), *_KEPT)
+        part = Part(queues=tuple(Queue(name, kept) for name in missing))
+        streams.declare(self.mechanism.executor, Ensure(part, _PURPOSE))
         self.declare_queue()
-        missing = [name for name in empty if self._last(name, bytes) is None]
         self.publish([(name, empty[name]) for name in missing])
+
+    def _count(self, stream: str) -> int | None:
+        """Return how many records a stream has, about; None if it does not exist."""
+        try:
+            return streams.count(self.connection, stream) or 0
+        except NotFound:
+            return None
 
     def declare_queue(self) -> None:
         """Declare the queue of occurrences, so that this connection leads straight to it."""
@@ -116,16 +125,16 @@ class Store:
 
     def _last(self, stream: str, read: Callable[[bytes], _Read | None]) -> _Read | None:
         """Return what the last record of a stream says that can be read; None if there is none."""
+        if self._count(stream) is None:
+            return None
         # The last few may be of somebody else.
         for begin in ("last", "first"):
-            last = None
-            try:
-                for page in streams.pages(self.connection, stream, begin):
-                    read_records = (read(bytes(record.body)) for record in page)
-                    last = ([each for each in read_records if each is not None] or [last])[-1]
-            except NotFound:
-                return None
-            if last is not None:
+            last, is_empty = None, True
+            for page in streams.pages(self.connection, stream, begin):
+                is_empty = False
+                read_records = (read(bytes(record.body)) for record in page)
+                last = ([each for each in read_records if each is not None] or [last])[-1]
+            if is_empty or last is not None:
                 return last
         return None
 
