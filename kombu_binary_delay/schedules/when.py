@@ -17,6 +17,7 @@ from kombu_binary_delay.errors import ScheduleError, shown
 
 #: The shortest interval, in milliseconds.
 SHORTEST = 100
+_NO_DATA = "is no crontab, interval or solar event of Celery's: nothing else can be kept as data"
 _FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 
 
@@ -45,8 +46,10 @@ class When:
         """
         from celery import schedules  # noqa: PLC0415 - Celery is no dependency
 
+        if not isinstance(given, int | float | timedelta | schedules.BaseSchedule):
+            raise ScheduleError(f"{shown(given)} {_NO_DATA}")
         schedule = schedules.maybe_schedule(given, relative, app=app)
-        now = getattr(schedule, "nowfun", None)
+        now = schedule.nowfun
         zone = _zone(zone or (now and now().tzinfo) or app.timezone)
         if isinstance(schedule, schedules.crontab):
             fields = (getattr(schedule, f"_orig_{field}") for field in _FIELDS)
@@ -58,10 +61,7 @@ class When:
             if every < SHORTEST:
                 raise ScheduleError(f"an interval must be at least {SHORTEST} ms, got {every} ms")
             return cls("every", every, zone, bool(schedule.relative))
-        raise ScheduleError(
-            f"{shown(given)} is no crontab, interval or solar event of Celery's, which are all "
-            f"that can be kept as data"
-        )
+        raise ScheduleError(f"{shown(given)} {_NO_DATA}")
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
