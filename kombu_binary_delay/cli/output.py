@@ -31,7 +31,7 @@ from kombu_binary_delay.operate import (
 from kombu_binary_delay.operate.amend import CANCEL
 from kombu_binary_delay.operate.text import plain, plural
 from kombu_binary_delay.schedules import Applied, Schedules
-from kombu_binary_delay.schedules.api import OVERDUE_NOW, WAITING
+from kombu_binary_delay.schedules.listing import OVERDUE_NOW, WAITING
 from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch

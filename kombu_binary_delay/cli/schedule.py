@@ -72,7 +72,7 @@ def list_(broker: Target, printer: Printer) -> int:
     with broker.delaying() as connection:
         found = schedules.listed(app, connection=connection)
     printer.show(found, "schedules")
-    return OK if found.is_well else FOUND
+    return FOUND if found.overdue else OK
 
 
 def _by_name(

@@ -7,66 +7,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-
-from amqp.exceptions import NotFound
 
 from kombu_binary_delay.errors import ScheduleError, shown
 from kombu_binary_delay.publishing import PublishBatch
 
 from .definitions import ALLOW, Applied, Definitions, Schedule, merge, of_entry
+from .listing import Schedules, listing
 from .scheduler import Run, send
-from .series import OVERDUE, Occurrence, Progress, expected
+from .series import Occurrence, expected
 from .store import Store
-
-#: Where a schedule stands.
-WAITING, OVERDUE_NOW, PAUSED = "waiting", "overdue", "paused"
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A schedule as it stands. Times are milliseconds since the epoch.
-
-    :param when: in words.
-    :param state: ``waiting``; ``overdue``, if its occurrence is ten seconds late; or ``paused``.
-    :param next_due: None if it is paused.
-    :param last_due: of the last run; None if there is none. Some seconds old, as the next two.
-    :param last_sent: when that was sent.
-    :param missed: how many occurrences were found too late, and left out.
-    :param skipped: how many were left out, since the one before still ran.
-    :param queue: where its occurrence waits for a worker when it is due.
-    """
-
-    name: str
-    task: str
-    when: str
-    state: str
-    next_due: int | None
-    last_due: int | None
-    last_sent: int | None
-    missed: int
-    skipped: int
-    catch_up: int
-    overlap: str
-    queue: str
-
-
-@dataclass(frozen=True)
-class Schedules:
-    """An app's schedules as they stand.
-
-    :param workers: how many workers could send their runs; None if not known.
-    """
-
-    schedules: tuple[Listed, ...]
-    workers: int | None
-
-    @property
-    def is_well(self) -> bool:
-        """Whether none is overdue."""
-        return all(each.state != OVERDUE_NOW for each in self.schedules)
-
 
 def apply(
     app: Any,
@@ -87,12 +37,12 @@ def apply(
     wanted = {name: of_entry(name, entry, app) for name, entry in entries.items()}
     with _store(app, connection) as store:
         if dry_run:
-            return merge(store.definitions() or {}, wanted, _series(), _now())[1]
+            return merge(store.definitions(), wanted, _series(), _now())[1]
         if any(schedule.overlap != ALLOW for schedule in wanted.values()):
             store.mechanism.amendments.prepare()
         with store.locked():
             store.declare()
-            before = store.definitions() or {}
+            before = store.definitions()
             after, done = merge(before, wanted, _series(), _now())
             _write(store, before, after)
         return done
@@ -115,14 +65,7 @@ def entries_of(app: Any) -> dict[str, Any]:
 def listed(app: Any, *, connection: Any = None) -> Schedules:
     """Return an app's schedules as they stand."""
     with _store(app, connection) as store:
-        found, progress, now = store.definitions() or {}, {}, _now()
-        if found:
-            progress = store.progress()
-        rows = [
-            _listed(each, progress.get(name, Progress()), store.names.queue, now)
-            for name, each in sorted(found.items())
-        ]
-        return Schedules(tuple(rows), _workers(store))
+        return listing(store.connection, store.names)
 
 
 def pause(app: Any, name: str, *, connection: Any = None) -> None:
@@ -165,7 +108,7 @@ def trigger(app: Any, name: str, *, connection: Any = None) -> str:
     :raises ScheduleError: if there is no such schedule.
     """
     with _store(app, connection) as store:
-        schedule = _known(store.definitions() or {}, name)
+        schedule = _known(store.definitions(), name)
         task_id = str(uuid.uuid4())
         with store.client.Producer() as producer:
             send(app, Run(schedule, _now()), producer, store.names, task_id)
@@ -178,7 +121,7 @@ def _change(
     with _store(app, connection) as store:
         store.declare_queue()
         with store.locked():
-            before = store.definitions() or {}
+            before = store.definitions()
             changed = change(_known(before, name))
             after = {each: before[each] for each in before if each != name}
             _write(store, before, {**after, name: changed} if changed else after)
@@ -218,40 +161,6 @@ def _store(app: Any, connection: Any) -> Iterator[Store]:
     store = Store(app, connection)
     store.require()
     yield store
-
-
-def _listed(schedule: Schedule, progress: Progress, queue: str, now: int) -> Listed:
-    due = expected(schedule, progress.due)
-    state = WAITING
-    if due is None:
-        state = PAUSED
-    elif now > due + OVERDUE:
-        state = OVERDUE_NOW
-    return Listed(
-        schedule.name,
-        schedule.task,
-        str(schedule.when),
-        state,
-        due,
-        progress.due or None,
-        progress.at or None,
-        progress.missed,
-        progress.skipped,
-        schedule.catch_up,
-        schedule.overlap,
-        queue,
-    )
-
-
-def _workers(store: Store) -> int | None:
-    channel = store.client.channel()
-    try:
-        return int(channel.queue_declare(store.names.queue, passive=True).consumer_count)
-    except NotFound:
-        return None
-    finally:
-        if channel.is_open:
-            channel.close()
 
 
 def _series() -> Iterator[str]:

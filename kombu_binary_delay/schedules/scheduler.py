@@ -35,8 +35,9 @@ from kombu_binary_delay.wire.undecodable import take_undecodable
 
 from . import definitions, series
 from .definitions import SKIP, Definitions, Schedule
+from .listing import Names, read_progress
 from .series import OVERDUE, Occurrence, Progress, expected, step
-from .store import Names, Store, message
+from .store import Store, message
 
 logger = get_logger(__name__)
 
@@ -195,7 +196,7 @@ class Scheduler:
 
     def _handle_arrived(self) -> None:
         if not self._active_since:
-            self._progress = self._store.progress()
+            self._progress = read_progress(self._connection, self._names)
             self._active_since = _now()
             logger.info("this worker's scheduler is active now")
         taken = list(self._arrived)

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import amqp
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import ResourceLocked
 
 from kombu_binary_delay.errors import AmendmentError, ScheduleError
 from kombu_binary_delay.ladder.delay import JITTER, X_DELAY
@@ -27,7 +27,8 @@ from kombu_binary_delay.wire.mechanism import Mechanism, mechanism_of, without_t
 
 from . import definitions, series
 from .definitions import Definitions
-from .series import Occurrence, Progress
+from .listing import Names, count, read_definitions
+from .series import Occurrence
 
 _PURPOSE = "the schedules"
 #: How long to wait for another program that changes schedules, in seconds, and how often to try.
@@ -35,22 +36,6 @@ _PATIENCE, _AGAIN = 30.0, 0.2
 #: How much of a stream is kept, in bytes, and the size of what RabbitMQ deletes at once. Not by age:
 #: the last record must stay.
 _KEPT = ("x-max-length-bytes", 20_000_000), ("x-stream-max-segment-size-bytes", 1_000_000)
-_Read = TypeVar("_Read")
-
-
-class Names:
-    """The names of what an app's schedules are on the broker."""
-
-    def __init__(self, namespace: str, app: Any) -> None:
-        #: Of the queue of occurrences.
-        self.queue = f"{namespace}.schedules.{app.main or 'celery'}"
-        self.definitions = f"{self.queue}.definitions"
-        self.progress = f"{self.queue}.progress"
-        self.lock = f"{self.queue}.lock"
-
-    def running(self, schedule: str) -> str:
-        """Return the name of the exclusive queue that exists while a run of a schedule does."""
-        return f"{self.queue}.running.{schedule}"
 
 
 class Store:
@@ -68,7 +53,7 @@ class Store:
         self.mechanism: Mechanism = mechanism
         self.client, self.connection = client, client.connection
         self._topology = mechanism.router.topology
-        self.names = Names(self._topology.namespace, app)
+        self.names = Names(self._topology.namespace, app.main)
 
     def require(self) -> None:
         """Check that schedules can be kept.
@@ -89,19 +74,12 @@ class Store:
         """
         names = self.names
         empty = {names.definitions: definitions.to_line({}), names.progress: series.to_line({})}
-        missing = [name for name in empty if self._count(name) is None]
+        missing = [name for name in empty if count(self.connection, name) is None]
         kept = (("x-queue-type", "stream"), *_KEPT)
         part = Part(queues=tuple(Queue(name, kept) for name in missing))
         streams.declare(self.mechanism.executor, Ensure(part, _PURPOSE))
         self.declare_queue()
         self.publish([(name, empty[name]) for name in missing])
-
-    def _count(self, stream: str) -> int | None:
-        """Return how many records a stream has, about; None if it does not exist."""
-        try:
-            return streams.count(self.connection, stream) or 0
-        except NotFound:
-            return None
 
     def declare_queue(self) -> None:
         """Declare the queue of occurrences, so that this connection leads straight to it."""
@@ -115,28 +93,9 @@ class Store:
 
     # -- read and write ------------------------------------------------------------------------
 
-    def definitions(self) -> Definitions | None:
-        """Return the schedules; None if there never were any."""
-        return self._last(self.names.definitions, definitions.from_line)
-
-    def progress(self) -> dict[str, Progress]:
-        """Return how far each schedule has come."""
-        return self._last(self.names.progress, series.from_line) or {}
-
-    def _last(self, stream: str, read: Callable[[bytes], _Read | None]) -> _Read | None:
-        """Return what the last record of a stream says that can be read; None if there is none."""
-        if self._count(stream) is None:
-            return None
-        # The last few may be of somebody else.
-        for begin in ("last", "first"):
-            last, is_empty = None, True
-            for page in streams.pages(self.connection, stream, begin):
-                is_empty = False
-                read_records = (read(bytes(record.body)) for record in page)
-                last = ([each for each in read_records if each is not None] or [last])[-1]
-            if is_empty or last is not None:
-                return last
-        return None
+    def definitions(self) -> Definitions:
+        """Return the schedules."""
+        return read_definitions(self.connection, self.names) or {}
 
     def write(self, after: Definitions) -> None:
         """Write the schedules; return when the broker has confirmed it."""

@@ -65,7 +65,7 @@ def test_what_is_listed_is_how_far_each_has_come(delayed, shop):
     assert first.next_due - first.last_due == 60_000
     assert 0 <= first.last_sent - first.last_due < 200
     assert (second.when, second.last_due) == ("0 4 * * * (UTC)", None)
-    assert (found.workers, found.is_well) == (1, True)
+    assert (found.workers, found.overdue) == (1, [])
 
 
 def test_a_schedule_is_paused_resumed_triggered_and_removed(delayed, shop):
