@@ -24,6 +24,7 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.ladder.versions import has_streams
 from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.wire.draining import PATIENT
 
@@ -200,9 +201,10 @@ class Target:
         expected, management = self.expected(connection, ladder), self.management(connection)
         server = connection.connection.server_properties
         # Amendments and the journal belong to all lanes.
-        shared = {
+        shared: dict[str, Any] = {
             "amendments": self.amendments(server),
             "journal": stream_part(self.settings, server),
+            "schedules": self.schedules(connection),
         }
         return [
             operate.verify(
@@ -218,6 +220,11 @@ class Target:
             )
             for lane in expected.lanes
         ]
+
+    def schedules(self, connection: Any) -> tuple[Schedules, ...]:
+        """Return the schedules of all apps on the broker."""
+        management = self.management(connection)
+        return operate.scheduled(connection, management, self.settings.namespace)
 
     def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
         """Make what :meth:`verify` finds missing; see :func:`.operate.fix`."""

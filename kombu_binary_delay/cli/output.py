@@ -82,7 +82,9 @@ def applied(value: Applied, *, dry: bool = False) -> RenderableType:
     """Draw what an ``apply`` has changed."""
     changes = {"added": value.added, "changed": value.changed, "removed": value.removed}
     lines = [
-        Text(f"{_done(dry, word)} {plain(name)}") for word, names in changes.items() for name in names
+        Text(f"{_done(dry, word)} {plain(name)}")
+        for word, names in changes.items()
+        for name in names
     ]
     return Group(*lines, Text(f"{len(value.unchanged)} unchanged", style="dim"))
 

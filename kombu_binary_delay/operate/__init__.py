@@ -16,6 +16,7 @@ from .migrate import Migration, Preview, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, parked, redrive
+from .scheduled import scheduled
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
@@ -87,6 +88,7 @@ __all__ = [
     "ready",
     "redrive",
     "repair",
+    "scheduled",
     "status",
     "story_by_journal",
     "story_by_node",

@@ -15,6 +15,7 @@ from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.ladder.parts import Exchange, Part, Queue
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.ladder.versions import OLDEST, STREAMS_ALWAYS_SINCE, release
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
@@ -32,6 +33,7 @@ from .remedy import (
     stop_consumers,
     unbind,
 )
+from .scheduled import standstills
 from .snapshot import Snapshot, arguments
 
 #: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
@@ -81,6 +83,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     must_exist: bool = False,
     drained: bool = False,
     amendments: Part = _NOTHING,
+    schedules: Iterable[Schedules] = (),
     journal: Part = _NOTHING,
 ) -> Verification:
     """Compare a virtual host with a topology, and return the differences. Changes nothing.
@@ -94,6 +97,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param drained: whether applications do not publish to it, so that levels may be missing even
         if they declare nothing.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
+    :param schedules: as :func:`.scheduled` returns them.
     :param journal: the stream of the journal, if there is to be one.
     :param user: the user whose permissions to check; by default, the API's user.
     :raises UnreachableError: if the management API does not answer.
@@ -116,6 +120,10 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *dead_letters(topology, snapshot),
         *_amendments(amendments, snapshot, declares=declares),
         *_journal(journal, snapshot, declares=declares),
+        *(
+            Difference("error", what, found, "its tasks are not sent", remedy)
+            for what, found, remedy in standstills(schedules)
+        ),
         *_policies(management, topology, snapshot),
         *_permissions(
             management,

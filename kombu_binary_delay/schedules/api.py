@@ -18,6 +18,7 @@ from .scheduler import Run, send
 from .series import Occurrence, expected
 from .store import Store
 
+
 def apply(
     app: Any,
     schedules: Mapping[str, Any] | None = None,

@@ -21,7 +21,8 @@ MAX_NAME = 120
 ALLOW, SKIP = "allow", "skip"
 #: How many earlier series a schedule remembers.
 _BEFORE = 10
-_ENTRY = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
+_NEEDED = frozenset({"task", "schedule"})
+_ENTRY = _NEEDED | {"args", "kwargs", "options", "relative"}
 #: The key of our settings among the options of an entry.
 OURS = "binary_delay"
 
@@ -81,32 +82,36 @@ def of_entry(name: Any, entry: Any, app: Any) -> Schedule:
     :raises ScheduleError: if it cannot be kept as data; it names the schedule.
     """
     try:
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME:
-            raise ScheduleError(f"its name must be text of 1 to {MAX_NAME} bytes")
-        if not isinstance(entry, Mapping) or not {"task", "schedule"} <= entry.keys() <= _ENTRY:
-            raise ScheduleError(
-                f"an entry has 'task' and 'schedule', and perhaps "
-                f"{', '.join(map(repr, sorted(_ENTRY - {'task', 'schedule'})))}; got {shown(entry)}"
-            )
-        options = dict(entry.get("options") or {})
-        ours = options.pop(OURS, None) or {}
-        if "task_id" in options:
-            raise ScheduleError("each run has an id of its own: leave out the option task_id")
-        if unknown := ours.keys() - {"catch_up", "overlap", "timezone"}:
-            raise ScheduleError(f"{sorted(unknown)} is none of catch_up, overlap and timezone")
-        when = When.of(
-            entry["schedule"], app, ours.get("timezone"), relative=bool(entry.get("relative"))
-        )
-        catch_up, overlap = ours.get("catch_up", 1), ours.get("overlap", ALLOW)
-        if type(catch_up) is not int or catch_up < 1:
-            raise ScheduleError(f"catch_up must be a whole number >= 1, got {shown(catch_up)}")
-        if overlap not in (ALLOW, SKIP):
-            raise ScheduleError(f"overlap must be {ALLOW!r} or {SKIP!r}, got {shown(overlap)}")
-        args, kwargs = entry.get("args") or (), entry.get("kwargs") or {}
-        given = [_as_data(value) for value in (list(args), dict(kwargs), options)]
-        return Schedule(name, str(entry["task"]), when, *given, catch_up=catch_up, overlap=overlap)
+        return _of_entry(name, entry, app)
     except (ScheduleError, TypeError, ValueError) as exc:
         raise ScheduleError(f"the schedule {shown(name)} cannot be applied: {exc}") from exc
+
+
+def _of_entry(name: Any, entry: Any, app: Any) -> Schedule:
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME:
+        raise ScheduleError(f"its name must be text of 1 to {MAX_NAME} bytes")
+    if not isinstance(entry, Mapping) or not _NEEDED <= entry.keys() <= _ENTRY:
+        raise ScheduleError(
+            f"an entry has 'task' and 'schedule', and perhaps "
+            f"{', '.join(map(repr, sorted(_ENTRY - _NEEDED)))}; got {shown(entry)}"
+        )
+    options = dict(entry.get("options") or {})
+    ours = options.pop(OURS, None) or {}
+    if "task_id" in options:
+        raise ScheduleError("each run has an id of its own: leave out the option task_id")
+    if unknown := ours.keys() - {"catch_up", "overlap", "timezone"}:
+        raise ScheduleError(f"{sorted(unknown)} is none of catch_up, overlap and timezone")
+    when = When.of(
+        entry["schedule"], app, ours.get("timezone"), relative=bool(entry.get("relative"))
+    )
+    catch_up, overlap = ours.get("catch_up", 1), ours.get("overlap", ALLOW)
+    if type(catch_up) is not int or catch_up < 1:
+        raise ScheduleError(f"catch_up must be a whole number >= 1, got {shown(catch_up)}")
+    if overlap not in (ALLOW, SKIP):
+        raise ScheduleError(f"overlap must be {ALLOW!r} or {SKIP!r}, got {shown(overlap)}")
+    args, kwargs = entry.get("args") or (), entry.get("kwargs") or {}
+    args, kwargs, options = map(_as_data, (list(args), dict(kwargs), options))
+    return Schedule(name, str(entry["task"]), when, args, kwargs, options, catch_up, overlap)
 
 
 def _as_data(value: Any) -> Any:
@@ -141,9 +146,7 @@ def merge(
         kept = replace(schedule, **state)
         names["unchanged" if kept == old else "changed"].append(name)
         is_same_time = kept.when == old.when
-        after[name] = (
-            kept if is_same_time else kept.renewed(next(series), now, paused=old.paused)
-        )
+        after[name] = kept if is_same_time else kept.renewed(next(series), now, paused=old.paused)
     removed = tuple(name for name in before if name not in wanted)
     return after, Applied(**{word: tuple(found) for word, found in names.items()}, removed=removed)
 

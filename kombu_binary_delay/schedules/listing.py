@@ -167,11 +167,13 @@ def last(connection: Any, stream: str, read: Callable[[bytes], _Read | None]) ->
         return None
     # The last few may be of somebody else.
     for begin in ("last", "first"):
-        found, is_empty = None, True
+        found: _Read | None = None
+        is_empty = True
         for page in streams.pages(connection, stream, begin):
             is_empty = False
-            records = (read(bytes(record.body)) for record in page)
-            found = ([each for each in records if each is not None] or [found])[-1]
+            for record in page:
+                value = read(bytes(record.body))
+                found = found if value is None else value
         if is_empty or found is not None:
             return found
     return None

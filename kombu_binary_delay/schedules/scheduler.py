@@ -3,7 +3,8 @@
 Each worker of an app has one, and the broker makes one of them the active one. For what has
 arrived, it publishes the next occurrence of each schedule and this one's run, waits for the
 confirms, and only then acknowledges. If it dies in between, the next active one does it again: a
-run that was sent by then is sent twice, with the same id; an occurrence that comes twice is dropped.
+run that was sent by then is sent twice, with the same id. An occurrence that comes twice is
+dropped.
 
 If an occurrence does not arrive, as its message or the ladder was deleted, the active scheduler
 makes up for it.
@@ -131,7 +132,9 @@ class Scheduler:
         with PublishBatch(self._client.default_channel, on_outcome=note) as batch:
             for queue in queues:
                 asked = message(_ASKED, message_id=queue, expiration="60000")
-                batch.publish(asked, "", queue, True, confirm_timeout=_PATIENCE, tag=queue)
+                batch.publish(
+                    asked, "", queue, mandatory=True, confirm_timeout=_PATIENCE, tag=queue
+                )
         return missing
 
     def _learn(self, record: Any) -> None:
@@ -259,11 +262,15 @@ class Scheduler:
             if done.following is not None:
                 following.append(Occurrence(name, schedule.series, done.following))
             if done.missed:
-                logger.warning("%s: %d occurrences were missed, and are left out", name, done.missed)
+                logger.warning(
+                    "%s: %d occurrences were missed, and are left out", name, done.missed
+                )
             if done.runs:
                 runs += [Run(schedule, due) for due in done.runs]
                 due = max(done.runs)
-                progress[name] = before._replace(due=due, at=now, missed=before.missed + done.missed)
+                progress[name] = before._replace(
+                    due=due, at=now, missed=before.missed + done.missed
+                )
                 self._expected.pop(name, None)
                 self._unnoted.add(name)
         self._send(self._without_overlap(runs), following)
@@ -348,25 +355,10 @@ class _Producer(kombu.Producer):
     batch: PublishBatch
     tag: int
 
-    def _publish(
-        self,
-        body: Any,
-        priority: Any,
-        content_type: Any,
-        content_encoding: Any,
-        headers: Any,
-        properties: Any,
-        routing_key: str,
-        mandatory: Any,
-        immediate: Any,
-        exchange: str,
-        declare: Iterable[Any],
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        made = self.channel.prepare_message(
-            body, priority, content_type, content_encoding, headers, properties
-        )
+    def _publish(self, body: Any, *given: Any, **_: Any) -> None:
+        # Of Kombu's own, which has more parameters in some releases.
+        *made_of, routing_key, mandatory, _immediate, exchange, declare = given[:10]
+        made = self.channel.prepare_message(body, *made_of)
         for entity in declare:
             self.maybe_declare(entity)
         # An event of Celery's that it was sent comes after it.

@@ -1,4 +1,4 @@
-"""What an occurrence leads to when it arrives: what runs, and which occurrence is next. Without I/O.
+"""What follows from an occurrence that has arrived: what runs, and what is next. Without I/O.
 
 An occurrence is only a wake-up: it names a schedule, a series and a due time. So whoever gets it
 decides by the schedules as they are now. All times are milliseconds since the epoch.

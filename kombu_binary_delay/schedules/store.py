@@ -33,8 +33,8 @@ from .series import Occurrence
 _PURPOSE = "the schedules"
 #: How long to wait for another program that changes schedules, in seconds, and how often to try.
 _PATIENCE, _AGAIN = 30.0, 0.2
-#: How much of a stream is kept, in bytes, and the size of what RabbitMQ deletes at once. Not by age:
-#: the last record must stay.
+#: How much of a stream is kept, in bytes, and the size of what RabbitMQ deletes at once. Not by
+#: age: the last record must stay.
 _KEPT = ("x-max-length-bytes", 20_000_000), ("x-stream-max-segment-size-bytes", 1_000_000)
 
 

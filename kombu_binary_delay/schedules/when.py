@@ -99,7 +99,7 @@ class When:
             else:
                 end = at.astimezone(UTC) + schedule.remaining_estimate(at)
             for candidate in (end, end.replace(fold=1)):
-                due = round(candidate.timestamp() * 1000)
+                due: int = round(candidate.timestamp() * 1000)
                 if due > last:
                     return due
             # What repeats on the clock's face lies behind.

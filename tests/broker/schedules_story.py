@@ -98,7 +98,7 @@ class Story:
 
     def kill_a_worker(self) -> None:
         """Kill one of the two, and start another."""
-        random.choice(self.workers).kill()  # noqa: S311 - no secret
+        random.choice(self.workers).kill()
         self.workers = [each if each.is_running else self._worker() for each in self.workers]
 
     def lines(self) -> list[Line]:
@@ -122,9 +122,9 @@ class Story:
         return "\n".join(worker.log() for worker in self.workers)
 
 
-def _faults(story: Story, broker: Broker | None, cluster: Cluster | None) -> Iterator[
-    tuple[str, Callable[[], object]]
-]:
+def _faults(
+    story: Story, broker: Broker | None, cluster: Cluster | None
+) -> Iterator[tuple[str, Callable[[], object]]]:
     while True:
         for _ in range(4):
             yield "a worker is killed", story.kill_a_worker
@@ -169,15 +169,12 @@ def main(seconds: float, kind: str = "") -> None:
             fault()
             done[name] += 1
         time.sleep(20)
-        print(f"{seconds:g} s on {kind or 'one node'}:", dict(done))
-        for each in story.ledgers():
-            print(each)
+        report = [f"{seconds:g} s on {kind or 'one node'}: {dict(done)}"]
+        report += map(str, story.ledgers())
         with story.connection() as connection:
-            for each in schedules.listed(app, connection=connection).schedules:
-                print(each)
-        complaints = [line for line in story.log().splitlines() if "schedul" in line and "WARN" in line]
-        print(f"{len(complaints)} warnings of the two last workers")
-        print("\n".join(complaints[-5:]))
+            report += map(str, schedules.listed(app, connection=connection).schedules)
+        report += [line for line in story.log().splitlines() if "WARN" in line][-5:]
+    sys.stdout.write("\n".join(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def test_the_tasks_of_beat_schedule_run_when_they_are_due(delayed, shop):
     assert len(at) == 120
     # It does not drift: each is late by a tick at most.
     minutes = [begin + timedelta(minutes=passed) for passed in range(1, 121)]
-    assert all(timedelta(0) <= a - m < timedelta(seconds=0.2) for a, m in zip(at, minutes, strict=True))
+    assert all(
+        timedelta(0) <= a - m < timedelta(seconds=0.2) for a, m in zip(at, minutes, strict=True)
+    )
     assert {(at.minute % 5, at.second) for at in ran(delayed, "b")} == {(0, 0)}
     assert len(ran(delayed, "b")) == 24
 
@@ -62,8 +64,8 @@ def test_what_is_listed_is_how_far_each_has_come(delayed, shop):
     found = schedules.listed(shop.app)
     first, second = found.schedules
     assert (first.name, first.when, first.state) == ("a", "every 60 s", "waiting")
-    assert first.next_due - first.last_due == 60_000
-    assert 0 <= first.last_sent - first.last_due < 200
+    assert first.next_due == (first.last_due or 0) + 60_000
+    assert 0 <= (first.last_sent or 0) - (first.last_due or 0) < 200
     assert (second.when, second.last_due) == ("0 4 * * * (UTC)", None)
     assert (found.workers, found.overdue) == (1, [])
 
@@ -145,8 +147,8 @@ def test_a_series_that_is_broken_goes_on(delayed, shop):
 
 
 def delete_what_waits(delayed):
-    for queue in delayed._broker.queues.values():
-        if delayed._ladder_of(queue.name) and not queue.is_stream:
+    for queue in delayed._broker.queues.values():  # noqa: SLF001 - no other program is here
+        if ".level-" in queue.name:
             queue.ready.clear()
 
 
@@ -192,7 +194,7 @@ def test_each_due_time_runs_whatever_breaks(kind, story):
     with time_machine.travel(at, tick=False), Delayed() as delayed, Shop() as shop:
         begin = round(delayed.now.timestamp() * 1000)
         apply(shop, a=entry(SCHEDULES[kind], catch_up=1000))
-        sent = note_runs(story, delayed)
+        sent = Sent()
         with patch.object(Scheduler, "_send", sent.send):
             for seconds, breaks in story:
                 sent.breaks = breaks
@@ -218,14 +220,14 @@ def test_each_due_time_runs_whatever_breaks(kind, story):
         assert runs.total() - len(runs) <= sent.told + doubled
 
 
-class note_runs:
+class Sent:
     """Notes what a scheduler sends, and kills it before or after the broker has that."""
 
-    def __init__(self, *_):
+    def __init__(self):
         self.breaks = "nothing"
         self.ids = {}
         self.told = 0
-        self.real = Scheduler._send
+        self.real = Scheduler._send  # noqa: SLF001 - what is broken
 
     @property
     def send(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import count
 from zoneinfo import ZoneInfo
 
@@ -32,11 +32,12 @@ def milliseconds(moment):
     return round(moment.timestamp() * 1000)
 
 
-def dues(when, begin, end):
-    """List the local due times between two local times."""
+def dues(when, first, end):
+    """List the local due times between two days."""
     zone = ZoneInfo(when.zone)
-    last, found = milliseconds(begin.replace(tzinfo=zone)), []
-    while (last := when.following(last)) < milliseconds(end.replace(tzinfo=zone)):
+    last, stop = (milliseconds(datetime.combine(day, time(), zone)) for day in (first, end))
+    found = []
+    while (last := when.following(last)) < stop:
         found.append(datetime.fromtimestamp(last / 1000, zone))
     return found
 
@@ -44,9 +45,9 @@ def dues(when, begin, end):
 @pytest.mark.parametrize(
     ("zone", "day", "there"),
     [
-        ("Europe/Berlin", datetime(2026, 3, 29), "03:30"),
-        ("America/New_York", datetime(2026, 3, 8), "03:30"),
-        ("Australia/Lord_Howe", datetime(2026, 10, 4), "02:45"),
+        ("Europe/Berlin", date(2026, 3, 29), "03:30"),
+        ("America/New_York", date(2026, 3, 8), "03:30"),
+        ("Australia/Lord_Howe", date(2026, 10, 4), "02:45"),
     ],
 )
 def test_a_local_time_that_does_not_exist_runs_once_at_the_next_that_does(app, zone, day, there):
@@ -64,9 +65,9 @@ def test_a_local_time_that_does_not_exist_runs_once_at_the_next_that_does(app, z
 @pytest.mark.parametrize(
     ("zone", "day"),
     [
-        ("Europe/Berlin", datetime(2026, 10, 25)),
-        ("America/New_York", datetime(2026, 11, 1)),
-        ("Australia/Lord_Howe", datetime(2026, 4, 5)),
+        ("Europe/Berlin", date(2026, 10, 25)),
+        ("America/New_York", date(2026, 11, 1)),
+        ("Australia/Lord_Howe", date(2026, 4, 5)),
     ],
 )
 @pytest.mark.parametrize("fields", [{"minute": "*/20"}, {"minute": 45, "hour": 1}])
@@ -86,7 +87,13 @@ def test_due_times_are_those_of_celerys_own_crontab(minute, hour, zone, data):
     app = Celery("shop", set_as_current=False)
     app.conf.timezone = zone
     month = data.draw(st.sampled_from([3, 4, 10, 11]))
-    begin = datetime(2026, month, data.draw(st.integers(1, 28)), data.draw(st.sampled_from([3, 12, 20])), tzinfo=UTC)
+    begin = datetime(
+        2026,
+        month,
+        data.draw(st.integers(1, 28)),
+        data.draw(st.sampled_from([3, 12, 20])),
+        tzinfo=UTC,
+    )
     own = crontab(minute, hour, app=app)
     last, found = begin, []
     for passed in range(1, 12 * 60):
@@ -180,7 +187,9 @@ def test_an_occurrence_of_an_earlier_series_runs_if_it_was_due_by_then():
     changed = EVERY.renewed("t", 5000)
     assert step(changed, Occurrence("a", "s", 5000), 4000, 5100).runs == (5000,)
     assert step(changed, Occurrence("a", "s", 5000), 4000, 5100).following is None
-    assert step(changed, Occurrence("a", "s", 6000), 5000, 6000).dropped == "the schedule has changed"
+    assert (
+        step(changed, Occurrence("a", "s", 6000), 5000, 6000).dropped == "the schedule has changed"
+    )
     resumed = changed.renewed("t", 7000, paused=True).renewed("u", 9000)
     assert step(resumed, Occurrence("a", "t", 8000), 5000, 9100).dropped
 
