@@ -152,20 +152,6 @@ def delete_what_waits(delayed):
             queue.ready.clear()
 
 
-def test_five_programs_apply_at_once_and_one_of_them_changes_something(delayed, shop):
-    applied = []
-
-    def apply_once():
-        with shop.app.connection_for_write() as connection:
-            applied.append(schedules.apply(shop.app, {"a": entry(60.0)}, connection=connection))
-
-    for _ in range(5):
-        apply_once()
-    assert Counter(bool(done.added) for done in applied) == {True: 1, False: 4}
-    delayed.advance(minutes=3, seconds=1)
-    assert len(ran(delayed)) == 3
-
-
 def test_without_amendments_there_are_no_schedules(delayed, shop):
     shop.app.conf.broker_transport_options = {"binary_delay": {"amendments": False}}
     with pytest.raises(ScheduleError, match="schedules need streams, as amendments do"):
