@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,23 +19,16 @@ from .series import Occurrence, expected
 from .store import Store
 
 
-def apply(
-    app: Any,
-    schedules: Mapping[str, Any] | None = None,
-    *,
-    dry_run: bool = False,
-    connection: Any = None,
-) -> Applied:
-    """Make the schedules on the broker those of an app; return what has changed.
+def apply(app: Any, *, dry_run: bool = False, connection: Any = None) -> Applied:
+    """Make the schedules on the broker those of an app's ``beat_schedule``.
 
     :param app: of Celery.
-    :param schedules: by default, the app's ``beat_schedule``, and what beat adds to it.
     :param dry_run: whether to change nothing.
     :param connection: a :class:`kombu.Connection` with our transport; by default, one of the app's.
+    :returns: what has changed.
     :raises ScheduleError: if a schedule is invalid, or the broker has no streams.
     """
-    entries = entries_of(app) if schedules is None else schedules
-    wanted = {name: of_entry(name, entry, app) for name, entry in entries.items()}
+    wanted = {name: of_entry(name, entry, app) for name, entry in _entries(app).items()}
     with _store(app, connection) as store:
         if dry_run:
             return merge(store.definitions(), wanted, _series(), _now())[1]
@@ -49,12 +42,12 @@ def apply(
         return done
 
 
-def entries_of(app: Any) -> dict[str, Any]:
-    """Return the entries of an app's ``beat_schedule``, with those that beat adds."""
+def _entries(app: Any) -> dict[str, Any]:
+    """Return the entries of an app's ``beat_schedule``, with that which beat adds."""
     app.finalize()
     app.loader.import_default_modules()
     entries = dict(app.conf.beat_schedule or {})
-    if app.conf.result_expires and not app.backend.supports_autoexpire:
+    if entries and app.conf.result_expires and not app.backend.supports_autoexpire:
         from celery.schedules import crontab  # noqa: PLC0415 - Celery is no dependency
 
         cleanup = "celery.backend_cleanup"

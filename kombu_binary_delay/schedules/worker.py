@@ -1,4 +1,6 @@
-"""Runs the scheduler in a thread of each Celery worker, and marks the runs that allow no other.
+"""Runs the scheduler in a thread of each Celery worker whose app has a ``beat_schedule``.
+
+It also marks the runs that allow no other beside them.
 
 The transport calls :func:`take_part` when it is made. This module must not import Celery: a Kombu
 program may not have it.
@@ -15,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import amqp
-from amqp.exceptions import ResourceLocked
+from amqp.exceptions import AccessRefused, ResourceLocked
 from kombu.exceptions import KombuError
 from kombu.log import get_logger
 
@@ -26,9 +28,9 @@ from .scheduler import RUN, Scheduler
 
 logger = get_logger(__name__)
 
-#: How often to look for schedules where there are none, and how long to wait after an error, in
-#: seconds.
-_NONE_YET, _AFTER_ERROR = 30.0, 2.0
+#: How often to look for schedules where there are none, and how long to wait after an error, at
+#: first and at last, in seconds.
+_NONE_YET, _SHORTEST, _LONGEST = 30.0, 0.5, 8.0
 #: The interval of the connection's heartbeats: a worker that hangs is replaced after two.
 _HEARTBEAT = 10
 #: How long a worker that stops waits for its scheduler, in seconds.
@@ -60,30 +62,32 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         """Run a scheduler after the other, as connections end."""
-        said = ""
+        said, rest = "", _SHORTEST
         while not self.stopped.is_set():
-            rest = _AFTER_ERROR
             try:
                 with self._app.connection_for_write(heartbeat=_HEARTBEAT) as client:
                     client.ensure_connection(max_retries=1)
                     scheduler = Scheduler(self._app, client)
                     if scheduler.begin():
                         _connections.add(client.connection)
-                        said = ""
+                        said, rest = "", _SHORTEST
                         self._follow(scheduler, client)
-                    elif not self._app.conf.beat_schedule:
-                        # A worker that starts after the first `apply` will find them.
-                        return
-                    rest = _NONE_YET
+                    else:
+                        rest = _NONE_YET
             except ScheduleError as exc:
                 # Of the settings or the broker.
                 logger.debug("this worker has no scheduler: %s", exc)
                 return
             except (OSError, amqp.AMQPError, KombuError) as exc:
+                if isinstance(exc, AccessRefused) or isinstance(exc.__cause__, AccessRefused):
+                    logger.warning("this worker has no scheduler: %s", exc)
+                    return
+                rest = min(rest * 2, _LONGEST)
                 if str(exc) != said:
                     logger.warning("the scheduler begins again in %g s: %s", rest, exc)
                 said = str(exc)
             except Exception:
+                rest = _NONE_YET
                 logger.exception("the scheduler begins again in %g s", rest)
             self.stopped.wait(rest)
 
@@ -101,6 +105,8 @@ def _begin(sender: Any = None, **_: Any) -> None:
     app = getattr(sender, "app", None)
     connection = getattr(sender, "connection", None)
     if app is None or not delays(getattr(connection, "transport", None)):
+        return
+    if not app.conf.beat_schedule:
         return
     thread = _threads[id(app)] = _Thread(app)
     thread.start()

@@ -37,7 +37,8 @@ def ran(delayed, name="a"):
 
 
 def apply(shop, **entries):
-    return schedules.apply(shop.app, entries)
+    shop.app.conf.beat_schedule = entries
+    return schedules.apply(shop.app)
 
 
 def test_the_tasks_of_beat_schedule_run_when_they_are_due(delayed, shop):
