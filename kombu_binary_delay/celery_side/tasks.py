@@ -36,7 +36,16 @@ from kombu_binary_delay.amendments.record import (
     split,
 )
 from kombu_binary_delay.amendments.stream import Amendments
-from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+from kombu_binary_delay.ladder.delay import (
+    CHORD_UNLOCK,
+    EXPIRES,
+    ID,
+    JITTER,
+    RETRIES,
+    TASK,
+    X_DELAY,
+)
+from kombu_binary_delay.telemetry.watch import DELIVERED
 from kombu_binary_delay.wire.repeating import Warnings
 
 from .patch import replace
@@ -55,7 +64,7 @@ NESTED = "headers"
 #: The headers of this transport that say which message this is, among those that supersede others.
 _IDENTITY = KEY, LONGEST_WAIT, REPLACES, GENERATION
 #: The headers of this transport that a retry gets if its task has them.
-_KEPT = X_DELAY, JITTER, *_IDENTITY
+_KEPT = X_DELAY, JITTER, EXPIRES, *_IDENTITY
 #: The id of the task that is to be discarded in this thread or greenlet, and whether Celery has
 #: asked for it.
 _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default=None)
@@ -168,6 +177,9 @@ def as_resent(headers: dict[str, Any]) -> dict[str, Any]:
     The task that polls a chord is none of the messages that its body's headers are about: Celery
     5.7 copies them.
     """
+    if DELIVERED in headers:
+        # How late the message was that this one comes from.
+        headers = {name: headers[name] for name in headers if name != DELIVERED}
     if headers[TASK] == CHORD_UNLOCK:
         if any(name in headers for name in _KEPT):
             return {name: headers[name] for name in headers if name not in _KEPT}

@@ -24,6 +24,7 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.wire.draining import PATIENT
 
@@ -205,7 +206,11 @@ class Target:
         expected, management = self.expected(connection, ladder), self.management(connection)
         # Amendments and the journal belong to all lanes.
         used = () if expected.drained else self.filled(connection, ladder)
-        shared = {**self.streams(connection), "lanes": used}
+        shared = {
+            **self.streams(connection),
+            "lanes": used,
+            "schedules": self.schedules(connection),
+        }
         return [
             operate.verify(
                 management,
@@ -220,6 +225,11 @@ class Target:
             )
             for lane in expected.lanes
         ]
+
+    def schedules(self, connection: Any) -> tuple[Schedules, ...]:
+        """Return the schedules of all apps on the broker."""
+        management = self.management(connection)
+        return operate.scheduled(connection, management, self.settings.namespace)
 
     def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
         """Make what :meth:`verify` finds missing; see :func:`.operate.fix`."""

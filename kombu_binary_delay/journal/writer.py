@@ -121,9 +121,16 @@ class Journal:
         except IndexError:
             return None
 
-    def released(self, properties: dict[str, Any], destination: Destination) -> None:
-        """Record that a consumer got a message; its properties still have the ladder's header."""
-        self._follow(events.RELEASED, properties, destination)
+    def released(
+        self, properties: dict[str, Any], destination: Destination, left: int | None = None
+    ) -> None:
+        """Record that a consumer got a message; its properties still have the ladder's header.
+
+        :param left: when it left its last level, in whole seconds since the epoch; None if that is
+            not known.
+        """
+        more = {} if left is None else {"left": left * 1_000_000}
+        self._follow(events.RELEASED, properties, destination, **more)
 
     def received(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message from no ladder, if it was due when published."""
@@ -219,11 +226,12 @@ class Journal:
         else:
             self.stream.publish(event)
 
-    def _follow(self, kind: str, properties: dict[str, Any], destination: Destination) -> None:
+    def _follow(
+        self, kind: str, properties: dict[str, Any], destination: Destination, **more: Any
+    ) -> None:
         """Note an event of a consumer, now or when the broker does not block publishers."""
-        event = _dated(
-            kind, events.about(properties, destination.exchange, destination.routing_key)
-        )
+        about = events.about(properties, destination.exchange, destination.routing_key)
+        event = _dated(kind, {**about, **more})
         connection = self._connection
         if self.folder is None and (alarms.is_recent(connection) or not connection.connected):
             self._write_later(event)

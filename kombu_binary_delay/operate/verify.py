@@ -22,6 +22,7 @@ from kombu_binary_delay.ladder.versions import (
     STREAMS_ALWAYS_SINCE,
     release,
 )
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
@@ -40,6 +41,7 @@ from .remedy import (
     stop_consumers,
     unbind,
 )
+from .scheduled import standstills
 from .snapshot import Snapshot, arguments
 
 #: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
@@ -89,6 +91,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     must_exist: bool = False,
     drained: bool = False,
     amendments: Part = _NOTHING,
+    schedules: Iterable[Schedules] = (),
     journal: Part = _NOTHING,
     lanes: Sequence[Topology] | None = None,
 ) -> Verification:
@@ -103,6 +106,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param drained: whether applications do not publish to it, so that levels may be missing even
         if they declare nothing.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
+    :param schedules: as :func:`kombu_binary_delay.operate.scheduled` returns them.
     :param journal: the stream of the journal, if there is to be one.
     :param lanes: the ladders that programs use side by side, for which there must be room: by
         default, this one.
@@ -129,6 +133,10 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *_journal(journal, snapshot, declares=declares),
         *_policies(management, topology, snapshot, amendments + journal),
         *_limits(management, (topology,) if lanes is None else lanes, snapshot, user),
+        *(
+            Difference("error", what, found, "its tasks are not sent", remedy)
+            for what, found, remedy in standstills(schedules)
+        ),
         *_permissions(
             management,
             topology,

@@ -86,7 +86,7 @@ class Router:
         # Publishes are answered by the plans, and deliveries by what reads them.
         self.publish, self.check = self._plans.publish, self._plans.check
         self.plan_through = self._plans.through
-        self.received = self._deliveries.received
+        self.received, self.wait = self._deliveries.received, self._deliveries.wait
         self.lost = known.lost
 
     def opened(self) -> Steps:

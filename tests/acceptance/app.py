@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import time
 import uuid
 from collections.abc import Mapping
@@ -37,6 +38,20 @@ VARIABLE = "ACCEPTANCE_DEPLOYMENT"
 AT_MOST = 600.0
 
 _media = Exchange("media", "topic")
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def settings_of(module: Path) -> dict[str, Any]:
+    """Read the settings in a module, but those that say which broker it is."""
+    names = runpy.run_path(str(module))
+    left_out = {"broker_url", "broker_transport", "os"}
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in left_out and not name.startswith("__")
+    }
+
 
 #: What users set, apart from the transport.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -85,6 +100,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ]
     },
     "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
+    "production": settings_of(EXAMPLES / "production.py"),
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "quorum on a direct exchange": {
         "task_default_queue_type": "quorum",
