@@ -54,6 +54,7 @@ from .journal import Journal
 from .publishing.way_out import WayOut
 from .routing.knowledge import Shared
 from .routing.router import Router
+from .schedules.worker import take_part
 from .settings import Settings
 from .telemetry import watch
 from .wire.connection import LOOK_EVERY, ConnectionMixin
@@ -87,6 +88,7 @@ class TransportMixin(_Above):
         read_at_once()
         follow_celery(client.transport_options)
         log_at_worker_start()
+        take_part()
         super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:

@@ -39,6 +39,7 @@ TABLE = (
     ("tests/acceptance/test_broker_restarts.py", OWNER),
     ("tests/acceptance/test_production.py", OWNER),
     ("tests/broker/test_tls.py", OWNER),
+    ("tests/broker/test_schedules.py::test_workers_are_killed", OWNER),
     ("tests/broker/test_web_browser.py", OWNER),
     ("tests/broker/test_waiting.py::test_any_node_of_a_cluster", OWNER),
     ("tests/broker/test_waiting.py::test_what_moves_meanwhile", OWNER),

@@ -46,10 +46,13 @@ from kombu_binary_delay.ladder.delay import (
     X_DELAY,
 )
 from kombu_binary_delay.telemetry.watch import DELIVERED
+from kombu_binary_delay.wire.repeating import Warnings
 
 from .patch import replace
+from .worker_log import NOT_RECORDED
 
 logger = get_logger(__package__)
+_warnings = Warnings(logger)
 
 #: The end of the names of the exchanges for broadcasts to workers and for the replies.
 BROADCASTS = ".pidbox"
@@ -70,17 +73,22 @@ _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default
 def record_broadcast(amendments: Amendments, message: Any, exchange: str) -> None:
     """Record what a broadcast of Celery's revokes, before it is published.
 
+    Where the broker may have no streams, one line in the log says that it is only sent.
+
     :param exchange: that it goes to; replies go to others.
     """
-    if exchange.startswith(REPLIES) or not amendments.is_wanted:
+    why = amendments.why_impossible
+    if exchange.startswith(REPLIES) or not (amendments.is_possible or why):
         return
     now = time.time_ns() // 1_000_000
     try:
         records = records_of_broadcast(message.properties, message.body, now)
-        if records:
+        if records and why:
+            _warnings.warn(f"{NOT_RECORDED}: {why}")
+        elif records:
             amendments.write(records)
     except KombuError as exc:
-        logger.warning("a revoke is not recorded, only sent to the running workers: %s", exc)
+        logger.warning("%s: %s", NOT_RECORDED, exc)
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:

@@ -34,6 +34,8 @@ from kombu_binary_delay.operate import (
 )
 from kombu_binary_delay.operate.amend import CANCEL
 from kombu_binary_delay.operate.text import plain, plural
+from kombu_binary_delay.schedules import Applied, Schedules
+from kombu_binary_delay.schedules.listing import OVERDUE_NOW, WAITING
 from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
@@ -47,6 +49,48 @@ _COMMAND = re.compile(
     r"(.*?:(?= (?:rabbitmqctl|curl) )|(?=(?:rabbitmqctl|curl) )|.*) ?(.*)", re.DOTALL
 )
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+# -- schedules ----------------------------------------------------------------------------------
+
+
+def schedules(value: Schedules) -> RenderableType:
+    """Draw an app's schedules as they stand."""
+    if not value.schedules:
+        return Text("no schedules: 'schedule apply' takes those of beat_schedule", style="dim")
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("schedule", "when", "next due", "last run", ""):
+        table.add_column(name, overflow="fold")
+    for each in value.schedules:
+        left_out = [
+            f"{count} {word}"
+            for count, word in ((each.missed, "missed"), (each.skipped, "skipped"))
+            if count
+        ]
+        state = each.state if each.state != WAITING else ""
+        table.add_row(
+            plain(each.name),
+            plain(each.when),
+            moment(each.next_due, zone=False) if each.next_due else "",
+            moment(each.last_due, zone=False) if each.last_due else "",
+            Text(
+                ", ".join(filter(None, [state, *left_out])),
+                style=_COLOURS["error"] if each.state == OVERDUE_NOW else "dim",
+            ),
+        )
+    foot = f"{plural(value.workers or 0, 'worker')} to send them; all times are in UTC"
+    return Group(table, Text(foot, style="dim" if value.workers else "yellow"))
+
+
+def applied(value: Applied, *, dry: bool = False) -> RenderableType:
+    """Draw what an ``apply`` has changed."""
+    changes = {"added": value.added, "changed": value.changed, "removed": value.removed}
+    lines = [
+        Text(f"{_done(dry, word)} {plain(name)}")
+        for word, names in changes.items()
+        for name in names
+    ]
+    return Group(*lines, Text(f"{len(value.unchanged)} unchanged", style="dim"))
 
 
 # -- explain -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from .migrate import Migration, Preview, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, parked, redrive
+from .scheduled import scheduled
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
@@ -92,6 +93,7 @@ __all__ = [
     "ready",
     "redrive",
     "repair",
+    "scheduled",
     "status",
     "story_by_journal",
     "story_by_node",

@@ -20,6 +20,7 @@ from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.probe import Probe
 from kombu_binary_delay.operate.text import plural
@@ -149,6 +150,12 @@ class _Journal:
         namespace = namespace or topology.namespace
         self._stream = stream_name(namespace)
         if not has_journal(connection, namespace):
+            broker = connection.connection
+            if why := why_no_streams(broker.server_properties, broker.host):
+                raise OperationError(
+                    f"there is no journal to read: {why}; programs whose setting journal is a "
+                    f"folder record there what waits"
+                )
             raise OperationError(
                 f"there is no journal {self._stream!r} in this virtual host: "
                 f"set journal to 'stream' in the settings of publishers and workers, or read the "
