@@ -38,9 +38,10 @@ AT_MOST = 600.0
 
 _media = Exchange("media", "topic")
 
-#: What users set, apart from the transport.
+#: What users set, apart from the transport. All but "stock" have the ladder with the fewest queues.
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
+    "small": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
     "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "any key": {"task_queues": [Queue("celery"), Queue("all media", _media, "#")]},
@@ -105,17 +106,22 @@ class Deployment:
     url: str
     journal: str
     results: str
-    shape: str = "stock"
+    shape: str = "small"
     transport: str | None = OURS
 
     @classmethod
     def within(
-        cls, folder: Path, url: str, shape: str = "stock", transport: str | None = OURS
+        cls, folder: Path, url: str, shape: str = "small", transport: str | None = OURS
     ) -> Deployment:
         """Deploy with results and journal in places of their own in a folder."""
         results = folder / f"results-{uuid.uuid4().hex}"
         results.mkdir()
         return cls(url, f"{results}.journal", str(results), shape, transport)
+
+    @property
+    def ladder(self) -> dict[str, Any]:
+        """The transport's settings of its ladder."""
+        return {} if self.shape == "stock" else {"radix": 2}
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -143,6 +149,10 @@ def make_app(deployment: Deployment) -> Celery:
     app.conf.event_queue_ttl = app.conf.event_queue_expires = AT_MOST
     app.conf.control_queue_expires = AT_MOST
     app.conf.update(SHAPES[deployment.shape])
+    if deployment.ladder:
+        options = app.conf.broker_transport_options
+        settings = {**deployment.ladder, **options.get("binary_delay", {})}
+        app.conf.broker_transport_options = {**options, "binary_delay": settings}
     if deployment.transport:
         app.conf.broker_transport = deployment.transport  # the one line
     journal = Journal(Path(deployment.journal))
