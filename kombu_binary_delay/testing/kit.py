@@ -16,12 +16,14 @@ from kombu.serialization import loads
 
 from kombu_binary_delay import transport
 from kombu_binary_delay.amendments.names import POSTPONED
-from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate import judge_of
 from kombu_binary_delay.routing import knowledge
+from kombu_binary_delay.schedules.scheduler import Scheduler
+from kombu_binary_delay.schedules.store import Store
+from kombu_binary_delay.telemetry import Dropped, on_dropped
 from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
@@ -34,6 +36,8 @@ from .values import Cancelled, Ran, Waiting
 
 #: So many events without an end are a program that keeps itself busy.
 MOST_EVENTS = 1_000_000
+#: How long to wait for a frame, in seconds: none can come meanwhile.
+_AT_ONCE = 0.001
 _current: list[Delayed] = []
 
 
@@ -52,6 +56,9 @@ class Delayed:
         self._clock = Clock()
         self._stack = ExitStack()
         self._workers: dict[int, Any] = {}
+        #: By the queue of its occurrences: the app that has looked at its schedules last.
+        self._scheduled: dict[str, Any] = {}
+        self._schedulers: dict[str, Scheduler] = {}
         self._connections: list[Any] = []
         #: By its topology: a connection that delays on it.
         self._ladders: dict[Any, Any] = {}
@@ -114,6 +121,11 @@ class Delayed:
             return send_task(app, name, *args, **kwargs)
 
         apply_async = Task.apply_async
+        made, scheduled = Store.__init__, self._scheduled
+
+        def noting_schedules(store: Store, app: Any, *args: Any) -> None:
+            made(store, app, *args)
+            scheduled[store.names.queue] = app
 
         def checking(task: Any, *args: Any, **kwargs: Any) -> Any:
             if task.app.conf.task_always_eager:
@@ -125,6 +137,7 @@ class Delayed:
 
         stack.enter_context(patch.object(Celery, "send_task", noting))
         stack.enter_context(patch.object(Task, "apply_async", checking))
+        stack.enter_context(patch.object(Store, "__init__", noting_schedules))
         for signal, listener in (
             (signals.task_postrun, self._on_run),
             (signals.task_revoked, self._on_revoked),
@@ -193,6 +206,8 @@ class Delayed:
     def _next_event(self) -> int | None:
         events = [self._broker.next_event()]
         events += [worker.timer.next_event() for worker in self._workers.values()]
+        looks = [scheduler.next_look() for scheduler in self._schedulers.values()]
+        events += [None if look is None else look * 1000 for look in looks]
         return min((event for event in events if event is not None), default=None)
 
     def _run_now(self) -> None:
@@ -200,7 +215,7 @@ class Delayed:
         self._broker.run_until(self._clock.now())
         while True:
             self._find_workers()
-            ran = False
+            ran = self._run_schedulers()
             for key, worker in list(self._workers.items()):
                 try:
                     ran = worker.run() or ran
@@ -233,6 +248,27 @@ class Delayed:
             if not queue.consumers:
                 worker.consume(queue.name)
 
+    def _run_schedulers(self) -> bool:
+        """Send what schedules are due; return whether there was any."""
+        ran = False
+        for queue, app in list(self._scheduled.items()):
+            if self._is_down or queue not in self._broker.queues:
+                continue
+            try:
+                scheduler = self._schedulers.get(queue)
+                if scheduler is None:
+                    scheduler = Scheduler(app, app.connection_for_write())
+                    self._schedulers[queue] = scheduler
+                    scheduler.begin()
+                ran = scheduler.step(_AT_ONCE) or ran
+            except _ENDED:
+                # Its worker was killed, or an outage has ended its connection.
+                scheduler = self._schedulers.pop(queue, None)
+                if scheduler is not None:
+                    scheduler.leave()
+                ran = True
+        return ran
+
     def _app_with(self, task: str) -> Any:
         """Return the app that has a task; None if none has it.
 
@@ -258,6 +294,10 @@ class Delayed:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.stop()
+        schedulers, self._schedulers = self._schedulers, {}
+        for scheduler in schedulers.values():
+            with suppress(*_ENDED):
+                scheduler.end()
         if self._crash is not None:
             self._crash.stop()
 
@@ -490,7 +530,8 @@ with suppress(ImportError):
 
 @on_dropped
 def _note_dropped(dropped: Dropped) -> None:
-    for kit in _current:
+    # What a worker has discarded is noted as revoked.
+    for kit in () if dropped.by_worker else _current:
         headers = dropped.properties.get(HEADERS) or {}
         noted = Cancelled(headers.get(TASK) or "", dropped.id, dropped.reason)
         kit._cancelled.append(noted)  # noqa: SLF001 - the kit's own

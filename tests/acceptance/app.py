@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import time
 import uuid
 from collections.abc import Mapping
@@ -38,7 +39,21 @@ AT_MOST = 600.0
 
 _media = Exchange("media", "topic")
 
-#: What users set, apart from the transport. All but "stock" have the ladder with the fewest queues.
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def settings_of(module: Path) -> dict[str, Any]:
+    """Read the settings in a module, but those that say which broker it is."""
+    names = runpy.run_path(str(module))
+    left_out = {"broker_url", "broker_transport", "os"}
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in left_out and not name.startswith("__")
+    }
+
+
+#: What users set, apart from the transport; see `DEFAULT_LADDER` for their ladders.
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "small": {},
@@ -86,6 +101,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ]
     },
     "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
+    "production": settings_of(EXAMPLES / "production.py"),
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "quorum on a direct exchange": {
         "task_default_queue_type": "quorum",
@@ -97,6 +113,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "broker_transport_options": {"confirm_publish": True},
     },
 }
+
+
+#: The shapes with the default ladder; all others have the one with the fewest queues.
+DEFAULT_LADDER = {"stock", "production"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +141,7 @@ class Deployment:
     @property
     def ladder(self) -> dict[str, Any]:
         """The transport's settings of its ladder."""
-        return {} if self.shape == "stock" else {"radix": 2}
+        return {} if self.shape in DEFAULT_LADDER else {"radix": 2}
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}

@@ -46,6 +46,7 @@ from kombu_binary_delay.amendments.record import (
     to_line,
 )
 from kombu_binary_delay.publishing import Outcome
+from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire import alarms, deliveries
 from kombu_binary_delay.wire.streams import PREFETCH, StreamChannel
 from tests.raw_messages import RAW, RawMessage
@@ -57,7 +58,7 @@ QUEUE = Queue("mail")
 
 @pytest.fixture
 def dropped(monkeypatch):
-    monkeypatch.setattr(way_in, "_listeners", [])
+    monkeypatch.setattr(watch, "dropped", [])
     seen: list[Any] = []
     on_dropped(seen.append)
     return seen
@@ -915,7 +916,7 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     def fail(_: Any) -> None:
         raise ValueError("listener")
 
-    way_in._listeners.insert(0, fail)  # noqa: SLF001
+    watch.dropped.insert(0, fail)
     publish(publisher, "cancelled")
     cancel("cancelled", connection=publisher)
     publish(publisher, "kept", delay=750)
