@@ -12,6 +12,7 @@ from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
 from benchmarks.kit import TITLES as KIT_TITLES
+from benchmarks.periodic import TITLES as PERIODIC_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
@@ -142,6 +143,16 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("published a second", "rate", "{:,.0f}"),
         Column("memory, bytes", "memory", "{:,.0f}"),
     ),
+    "periodic": (
+        Column("one is killed: missed", "killed_missed"),
+        Column("doubled", "killed_more"),
+        Column("two are started: missed", "two_missed"),
+        Column("doubled", "two_more"),
+        Column("the broker restarts: missed", "restart_missed"),
+        Column("doubled", "restart_more"),
+        Column("1,000 at once, p50, ms", "p50"),
+        Column("p99, ms", "p99"),
+    ),
     "tick": (
         Column("Waits per message", "waits", "{:.1f}"),
         Column("Late, p50, ms", "p50"),
@@ -186,6 +197,7 @@ def titles_of(section: str) -> Mapping[str, str]:
         "delivery": DELIVERY_TITLES,
         "testing": KIT_TITLES,
         "herd": HERD_TITLES,
+        "periodic": PERIODIC_TITLES,
         "herd-100000": HERD_TITLES,
         "burst-classic": CLASSIC_TITLES,
     }.get(section, TITLES)
@@ -193,7 +205,7 @@ def titles_of(section: str) -> Mapping[str, str]:
 
 def _table(name: str, result: Row) -> str:
     # That no message is missing is said below the table, which is wide enough.
-    columns = [each for each in TABLES[name] if each.figure != "missing" or _missing(result)]
+    columns = [column for column in TABLES[name] if column.figure != "missing" or _missing(result)]
     titles = titles_of(name)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():

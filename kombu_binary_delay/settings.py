@@ -75,7 +75,8 @@ class Settings:
         it is exclusive or auto-delete. Queues declared with ``reject-publish``, and lasting queues
         that the connection has not declared, always have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
-        whether a revoke is recorded for them; needs streams.
+        whether a revoke is recorded for them; needs streams. Turn it off for Amazon MQ behind
+        another name than its own.
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
         that is more than two days ahead, again from a day before that. In the form of
         ``journal_max_age``. A stream that exists keeps its age: run ``verify`` with a new value,
@@ -146,7 +147,9 @@ class Settings:
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
             )
         self._check_jitter()
-        if not isinstance(self.relays, tuple) or not all(isinstance(x, str) for x in self.relays):
+        if not isinstance(self.relays, tuple) or not all(
+            isinstance(relay, str) for relay in self.relays
+        ):
             raise SettingsError(
                 f"{KEY}: relays must be a list of queue names or patterns, got {self.relays!r}"
             )

@@ -23,6 +23,7 @@ from .cli import cli_commands
 from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
 from .conformance import tables as tables_of_conformance
+from .defects import defects
 from .faults import FIGURES, faults
 from .faults import tables as tables_of_faults
 from .pages import Maker, fill
@@ -43,6 +44,7 @@ MAKERS: dict[str, Maker] = {
     "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
+    "known-defects": defects,
     "ladders": ladders,
     "measured": measured,
     "pipeline-table": pipeline_table,

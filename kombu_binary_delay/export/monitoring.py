@@ -19,6 +19,7 @@ from typing import Any
 
 from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.ladder.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.telemetry.labels import BUCKETS
 
 from .names import shorten
 
@@ -69,7 +70,7 @@ def names(topology: Topology) -> dict[str, str]:
         queue, whose name without its lane is both groups.
     """
     if not topology.is_ours:
-        queues = (each.name for part in topology.levels for each in part.queues)
+        queues = (queue.name for part in topology.levels for queue in part.queues)
         numbered = (re.sub(r"[0-9]+$", "[0-9]+", _plain(queue)) for queue in queues)
         levels = "|".join(dict.fromkeys(numbered))
         return {
@@ -117,11 +118,18 @@ def _filled(template: str, topology: Topology) -> str:
         "namespace": topology.namespace.strip("._-"),
         "worker_holds": str(WORKER_HOLDS),
         "least_disk": str(LEAST_DISK),
+        "tick": _bucket(topology.ladder.tick),
     }
     text = files(__package__).joinpath("templates", template).read_text()
     # A number in JSON, where the placeholder is all of a string.
     text = text.replace('"@worker_holds@"', values["worker_holds"])
-    return re.sub("@([a-z_]+)@", lambda found: values[found[1]], text)
+    return re.sub("@([a-z_]+)@", lambda placeholder: values[placeholder[1]], text)
+
+
+def _bucket(milliseconds: int) -> str:
+    """Return a regular expression of the lateness within a time, as exporters write its label."""
+    bucket = next((bucket for bucket in BUCKETS if bucket * 1000 >= milliseconds), None)
+    return "[+]Inf" if bucket is None else f"{_plain(f'{bucket:g}')}([.]0)?"
 
 
 def _levels(topology: Topology) -> Iterator[_Json]:
@@ -141,7 +149,9 @@ def _levels(topology: Topology) -> Iterator[_Json]:
 
 def _due(topology: Topology) -> Iterator[_Json]:
     """Yield the queries of the forecast, two for each time that the ladder reaches."""
-    for number, horizon in enumerate(each for each in _HORIZONS if each <= topology.ladder.maximum):
+    for number, horizon in enumerate(
+        reached for reached in _HORIZONS if reached <= topology.ladder.maximum
+    ):
         surely, probably = within(topology, horizon)
         for second, (query, legend) in enumerate(((probably, ""), (surely, "surely "))):
             yield {

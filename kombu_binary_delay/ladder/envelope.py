@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 from kombu_binary_delay.errors import DelayError, shown
 
 from .address import Destination, has_digest
-from .delay import X_DELAY, bounded
+from .delay import ETA, ID, JITTER, TASK, X_DELAY, bounded, due_time
 from .ladder import MAX_TTL
 from .returns import RETURNS
 
@@ -33,6 +34,8 @@ OFFSET = "x-stream-offset"
 #: A message's headers among its properties, by py-amqp's name.
 HEADERS = "application_headers"
 DEATHS = "x-death"
+#: A message's time in the newest death of a ladder, kept of deaths that are left out of its frame.
+LEFT = "x-delay-left"
 #: The newest death comes first in the list; these headers repeat its first and last entry.
 _ENDS = {
     f"x-{end}-death-{part}": (position, part)
@@ -43,7 +46,7 @@ DEATH_HEADERS = (DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
-_RARE = frozenset({HEADER, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
+_RARE = frozenset({HEADER, LEFT, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
 
 #: An ``expiration`` as RabbitMQ reads it.
 _MILLISECONDS = re.compile(r"0*[0-9]{1,12}", re.ASCII)
@@ -85,7 +88,7 @@ def wrap(
         if copies and copies.keys() == headers.keys() & set(COPIES):
             headers.pop("BCC", None)
             keys = further_keys(copies)
-            headers["CC"] = [address(Destination(destination.exchange, each)) for each in keys]
+            headers["CC"] = [address(Destination(destination.exchange, key)) for key in keys]
             packed |= {name.lower(): keys for name, keys in copies.items()}
     properties = dict(properties)
     if (expiration := properties.pop("expiration", None)) is not None:
@@ -108,6 +111,36 @@ def due_in(headers: Mapping[str, Any]) -> int | None:
     packed = headers.get(HEADER)
     due = packed.get("due") if isinstance(packed, dict) else None
     return bounded(int(due)) if isinstance(due, int) else None
+
+
+def due_of(headers: Mapping[str, Any]) -> int | None:
+    """Return when a message that comes from a ladder was due, in microseconds since the epoch.
+
+    :returns: None if neither the ladder's header nor an ``eta`` says it.
+    """
+    try:
+        due = due_in(headers)
+        if due is not None:
+            return due * 1000
+        asked = {name: headers[name] for name in (ETA, TASK, ID, JITTER) if name in headers}
+        return due_time(asked, 0)
+    except DelayError:
+        return None
+
+
+def left_at(headers: Mapping[str, Any], owns: Owns) -> int | None:
+    """Return when a message left its last level, in whole seconds since the epoch, by the broker.
+
+    :returns: None if its headers do not say.
+    """
+    left = headers.get(LEFT)
+    deaths = headers.get(DEATHS)
+    if left is None and isinstance(deaths, list):
+        ours = (death for death in deaths if isinstance(death, dict) and owns(death.get("queue")))
+        left = next(ours, {}).get("time")
+    if not isinstance(left, datetime):
+        return None
+    return int((left if left.tzinfo else left.replace(tzinfo=UTC)).timestamp())
 
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
@@ -220,24 +253,25 @@ def _named_death(
     exchange = death.get("exchange") if isinstance(death, dict) else None
     if not (isinstance(exchange, str) and _is_list_of_str(keys)):
         return death
-    keys = keys[:1] + [each for each in keys[1:] if each not in hidden]
+    keys = keys[:1] + [key for key in keys[1:] if key not in hidden]
     meant = [published(exchange, key) for key in keys]
-    found = [each for each in meant if each is not None]
-    if not found:
+    originals = [original for original in meant if original is not None]
+    if not originals:
         return death
     return {
         **death,
-        "exchange": found[0].exchange,
+        "exchange": originals[0].exchange,
         "routing-keys": [
-            key if each is None else each.routing_key for key, each in zip(keys, meant, strict=True)
+            key if original is None else original.routing_key
+            for key, original in zip(keys, meant, strict=True)
         ],
     }
 
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    found = ((name, headers.get(name)) for name in COPIES)
+    values = ((name, headers.get(name)) for name in COPIES)
     # RabbitMQ refuses anything but a list of strings; amqp writes a tuple as a list.
-    listed = ((name, _texts(keys)) for name, keys in found)
+    listed = ((name, _texts(keys)) for name, keys in values)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]
 
 
@@ -251,6 +285,7 @@ def _texts(keys: object) -> object:
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:
     """Remove our header and every death on a ladder; other deaths stay, in their order."""
     headers.pop(HEADER, None)
+    headers.pop(LEFT, None)
     deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return
@@ -282,4 +317,4 @@ def _is_expiration(value: object) -> bool:
 
 
 def _is_list_of_str(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(element, str) for element in value)

@@ -408,7 +408,7 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
-        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
         try:
             for pending in gathered:
                 self._number += 1
@@ -501,7 +501,7 @@ class PublishBatch:
                 channel.close()
 
     def _wait_to_open(self, channel: ConfirmChannel) -> None:
-        limits = [each.options[2] for each in self._buffer if each.options[2]]
+        limits = [pending.options[2] for pending in self._buffer if pending.options[2]]
         end = time.monotonic() + min(limits, default=0.0)
         try:
             with within(self._connection, min(limits)) if limits else nullcontext():
@@ -547,7 +547,7 @@ class PublishBatch:
             while (
                 self._failed is None
                 and channel.connection is not None
-                and any(each.sent and not each.state for each in self._to_record)
+                and any(pending.sent and not pending.state for pending in self._to_record)
                 and time.monotonic() < end
             ):
                 drain(self._connection, _LAST_WORD)
@@ -557,7 +557,8 @@ class PublishBatch:
         if not self._is_timed:
             return None
         return min(
-            (each.options[2] for each in self._sent.values() if each.options[2]), default=None
+            (pending.options[2] for pending in self._sent.values() if pending.options[2]),
+            default=None,
         )
 
     def _is_lost(self) -> bool:
@@ -594,7 +595,7 @@ class PublishBatch:
             if pending.state == CONFIRMED:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
         self._to_record.clear()
-        failed = [each for each in self._unreported if each[1].state != CONFIRMED]
+        failed = [outcome for outcome in self._unreported if outcome[1].state != CONFIRMED]
         self._report()
         return failed
 
@@ -614,18 +615,18 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-        found = undecodable(message)
-        key: Any = (found and found.routing_key) or routing_key
+        cut = undecodable(message)
+        key: Any = (cut and cut.routing_key) or routing_key
         mark = _mark(message.body, message.properties, exchange, key)
-        if found and mark not in self._marks:
+        if cut and mark not in self._marks:
             # Of what was returned, its ids could not be read.
-            mark = next((each for each in self._marks if each[:3] == mark[:3]), mark)
+            mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
         # Equal messages without ids differ in their headers, which an exchange may have routed by.
         headers = message.properties.get(HEADERS)
-        pending = next((each for each in waiting if each.headers == headers), waiting[0])
+        pending = next((sent for sent in waiting if sent.headers == headers), waiting[0])
         waiting.remove(pending)
         if not waiting:
             del self._marks[mark]
@@ -639,10 +640,10 @@ class PublishBatch:
         if not multiple:
             return [sent.pop(number)] if number in sent else []
         answered = []
-        for each in list(sent):
-            if each > number:
+        for tag in list(sent):
+            if tag > number:
                 break
-            answered.append(sent.pop(each))
+            answered.append(sent.pop(tag))
         return answered
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:

@@ -193,7 +193,7 @@ def _write_properties(properties: dict[str, Any]) -> bytes:
 # Messages of one kind have the same properties.
 @lru_cache(maxsize=256)
 def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
-    return tuple(each for each in _PROPERTIES if each[0] in names)
+    return tuple(property_ for property_ in _PROPERTIES if property_[0] in names)
 
 
 def _write_short(text: Any) -> bytes:
@@ -240,9 +240,9 @@ def _write_dict(value: Any) -> bytes:
 
 def _write_list(value: Any) -> bytes:
     written = []
-    for each in value:
-        write = _VALUES.get(type(each), _write_other)
-        written.append(write(each))
+    for element in value:
+        write = _VALUES.get(type(element), _write_other)
+        written.append(write(element))
     return b"A" + _counted(b"".join(written))
 
 

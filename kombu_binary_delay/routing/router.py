@@ -86,12 +86,18 @@ class Router:
         # Publishes are answered by the plans, and deliveries by what reads them.
         self.publish, self.check = self._plans.publish, self._plans.check
         self.plan_through = self._plans.through
-        self.received = self._deliveries.received
+        self.received, self.wait = self._deliveries.received, self._deliveries.wait
         self.lost = known.lost
 
     def opened(self) -> Steps:
         """Warn about the guarantees that a new connection cannot give."""
         server = self.known.server
+        if server.get("product", "RabbitMQ") != "RabbitMQ":
+            yield Warn(
+                f"{server['product']} {server.get('version', '')} is not RabbitMQ: whether delayed "
+                f"messages keep their promises on it has not been tried",
+                once=True,
+            )
         if is_since(server, (0,)) and not is_since(server, OLDEST):
             yield Warn(
                 f"RabbitMQ {server.get('version')} is not supported: delayed messages need "
@@ -149,7 +155,7 @@ class Router:
         if not (known.looked and is_recent(known.looked, now)):
             yield from self._checks.look_again(now, is_first=not known.looked)
         for _ in range(ATTEMPTS):
-            yield from known.settle()
+            yield from known.pause_after_deletion()
             losses = known.losses
             for path in [need for need in self._missing(needed) if need[0] == PATH]:
                 _, lane, digits = path
@@ -252,9 +258,9 @@ class Router:
         if rejects:
             yield from self._warn_of_overflow(queue, overflow)
         if not mailbox:
-            yield from self._routes.follow(self._routes.bind_queue(queue))
+            yield from self._routes.run_after_call(self._routes.bind_queue(queue))
             for binding in again:
-                yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+                yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def _warn_of_overflow(self, queue: str, overflow: str) -> Steps:
         """Warn of what becomes of delayed messages that a queue rejects while it is full."""
@@ -288,7 +294,7 @@ class Router:
             self.known.bindings.add(binding)
             # The program may bind again because our bindings were deleted.
             self.known.existing -= {binding, ("mirror", exchange), ("mirror", destination)}
-            yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+            yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remove what :meth:`bound` made, here or in another process."""

@@ -121,7 +121,7 @@ class Template:
         self._options = options
         headers = options["headers"]
         own = call.headers or {}
-        self._headers = {name: each for name, each in headers.items() if name not in own}
+        self._headers = {name: value for name, value in headers.items() if name not in own}
         create = app.amqp.create_task_message
         # Whether the headers show the arguments in Celery's default form.
         shown = create("", "", [0], {"a": 0}).headers
@@ -145,12 +145,12 @@ class Template:
         (body, options), *events = seen
         filled, its_options = self.fill(call)
         # The time until the message expires has become shorter meanwhile.
-        left = [each.pop("expiration", None) for each in (options, its_options)]
+        left = [of_message.pop("expiration", None) for of_message in (options, its_options)]
         same = (
             filled == body
             and its_options == options
             and list(its_options["headers"]) == list(options["headers"])
-            and [each is None for each in left] == [call.expires is None] * 2
+            and [expiration is None for expiration in left] == [call.expires is None] * 2
             and len(events) == (self._event is not None)
         )
         for event, _ in events:
@@ -347,10 +347,10 @@ def _shown(values: Any, longest: int) -> str | None:
             texts.append(f"{_shown_scalar(name)}: {text}")
         shown = "{" + ", ".join(texts) + "}"
     elif values:
-        found = [_shown_scalar(value) for value in values]
-        if None in found:
+        written = [_shown_scalar(value) for value in values]
+        if None in written:
             return None
-        shown = "[" + ", ".join(found) + "]"  # type: ignore[arg-type]
+        shown = "[" + ", ".join(written) + "]"  # type: ignore[arg-type]
     else:
         shown = "()"
     # Nothing is cut off.

@@ -481,6 +481,9 @@ class Broker:
             free = next((c for c in active if c.has_room(c)), None)
             if free is None:
                 return
+            if len(active) < len(queue.consumers):
+                free.deliver(free, queue, self.take(queue))
+                continue
             # The next message is the next consumer's, among those of one priority.
             queue.consumers.remove(free)
             at = [i for i, c in enumerate(queue.consumers) if c.priority < free.priority]

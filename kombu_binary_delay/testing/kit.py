@@ -18,11 +18,13 @@ import kombu
 from kombu.serialization import loads
 
 from kombu_binary_delay.amendments.names import POSTPONED
-from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate import judge_of
+from kombu_binary_delay.schedules.scheduler import Scheduler
+from kombu_binary_delay.schedules.store import Store
+from kombu_binary_delay.telemetry import Dropped, on_dropped
 from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
@@ -52,6 +54,9 @@ class Kit(ABC):
         self._clock = Clock()
         self._stack = ExitStack()
         self._workers: dict[int, Any] = {}
+        #: By the queue of its occurrences: the app that has looked at its schedules last.
+        self._scheduled: dict[str, Any] = {}
+        self._schedulers: dict[str, Scheduler] = {}
         self._connections: list[Any] = []
         #: By its topology: a connection that delays on it.
         self._ladders: dict[Any, Any] = {}
@@ -117,6 +122,11 @@ class Kit(ABC):
             return send_task(app, name, *args, **kwargs)
 
         apply_async = Task.apply_async
+        made, scheduled = Store.__init__, self._scheduled
+
+        def noting_schedules(store: Store, app: Any, *args: Any) -> None:
+            made(store, app, *args)
+            scheduled[store.names.queue] = app
 
         def checking(task: Any, *args: Any, **kwargs: Any) -> Any:
             if task.app.conf.task_always_eager:
@@ -128,6 +138,7 @@ class Kit(ABC):
 
         stack.enter_context(patch.object(Celery, "send_task", noting))
         stack.enter_context(patch.object(Task, "apply_async", checking))
+        stack.enter_context(patch.object(Store, "__init__", noting_schedules))
         for signal, listener in (
             (signals.task_postrun, self._on_run),
             (signals.task_revoked, self._on_revoked),
@@ -194,13 +205,16 @@ class Kit(ABC):
     def _next_event(self) -> int | None:
         events = [self._next_of_broker()]
         events += [worker.timer.next_event() for worker in self._workers.values()]
+        looks = [scheduler.next_look() for scheduler in self._schedulers.values()]
+        events += [None if look is None else look * 1000 for look in looks]
         return min((event for event in events if event is not None), default=None)
 
     def _run_now(self) -> None:
         """Run what has come, and what comes of it at once."""
         while True:
             self._find_workers()
-            if not self._run_workers():
+            ran = self._run_schedulers()
+            if not (self._run_workers() or ran):
                 return
 
     def _run_workers(self, wait: float = AT_ONCE) -> bool:
@@ -241,6 +255,31 @@ class Kit(ABC):
             worker = self._workers[id(app)] = Worker(app)
         return worker
 
+    @abstractmethod
+    def _has(self, queue: str) -> bool:
+        """Return whether a queue of schedules exists, and can be consumed."""
+
+    def _run_schedulers(self) -> bool:
+        """Send what schedules are due; return whether there was any."""
+        ran = False
+        for queue, app in list(self._scheduled.items()):
+            if not self._has(queue):
+                continue
+            try:
+                scheduler = self._schedulers.get(queue)
+                if scheduler is None:
+                    scheduler = Scheduler(app, app.connection_for_write())
+                    self._schedulers[queue] = scheduler
+                    scheduler.begin()
+                ran = scheduler.step(AT_ONCE) or ran
+            except _ENDED:
+                # Its worker was killed, or an outage has ended its connection.
+                scheduler = self._schedulers.pop(queue, None)
+                if scheduler is not None:
+                    scheduler.leave()
+                ran = True
+        return ran
+
     def _app_with(self, task: str) -> Any:
         """Return the app that has a task; None if none has it.
 
@@ -266,6 +305,10 @@ class Kit(ABC):
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.stop()
+        schedulers, self._schedulers = self._schedulers, {}
+        for scheduler in schedulers.values():
+            with suppress(*_ENDED):
+                scheduler.end()
 
     def _on_run(self, **given: Any) -> None:
         if given["state"] is None:
@@ -379,7 +422,7 @@ class Kit(ABC):
             (due - now) / 1e6,
             as_datetime(due),
             f"{exchange}:{key}" if exchange else key,
-            names_of(properties)[0],
+            id_and_headers(properties)[0],
             headers,
         )
 
@@ -450,7 +493,8 @@ with suppress(ImportError):
 
 @on_dropped
 def _note_dropped(dropped: Dropped) -> None:
-    for kit in _current:
+    # What a worker has discarded is noted as revoked.
+    for kit in () if dropped.by_worker else _current:
         headers = dropped.properties.get(HEADERS) or {}
         noted = Cancelled(headers.get(TASK) or "", dropped.id, dropped.reason)
         kit._cancelled.append(noted)  # noqa: SLF001 - the kit's own

@@ -96,6 +96,9 @@ class Delayed(Kit):
             if not queue.consumers:
                 worker.consume(queue.name)
 
+    def _has(self, queue: str) -> bool:
+        return not self._is_down and queue in self._broker.queues
+
     def _stop_workers(self) -> None:
         super()._stop_workers()
         if self._crash is not None:

@@ -23,7 +23,7 @@ from kombu_binary_delay.amendments.api import cancel
 from kombu_binary_delay.channel import ChannelMixin
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.publishing.frames import Messages
 from kombu_binary_delay.wire.mechanism import mechanism_of
 
@@ -126,7 +126,9 @@ class DelayedOnBroker(Kit):
         sent = _Sent(message, mechanism.router.topology, max((due or 0) * 1000, self._clock.now()))
         self._marks.add(sent.mark)
         # Kombu may have sent it once more, on another connection.
-        if not names_of(properties)[0] or sent.mark not in [s.mark for s in self._outstanding()]:
+        if not id_and_headers(properties)[0] or sent.mark not in [
+            s.mark for s in self._outstanding()
+        ]:
             self._sent.append(sent)
 
     def _note_arrival(self, body: Any, properties: dict[str, Any]) -> None:
@@ -143,7 +145,7 @@ class DelayedOnBroker(Kit):
         """Cancel what waits, so that it does not run in a later test."""
         now = self._clock.now()
         for sent in self._outstanding():
-            name, _ = names_of(sent.message.properties)
+            name, _ = id_and_headers(sent.message.properties)
             if name:
                 eta = as_datetime(sent.due) if sent.due > now else None
                 with self._alike(sent.topology) as connection:
@@ -198,6 +200,9 @@ class DelayedOnBroker(Kit):
             for queue in list(app.amqp.queues):
                 worker.consume(queue)
 
+    def _has(self, _: str) -> bool:
+        raise KitError("schedules run in memory only: run this test without a broker")
+
     def _app_of(self, sent: _Sent) -> Any:
         return self._app_with(sent.task) if sent.task else None
 
@@ -248,7 +253,7 @@ class DelayedOnBroker(Kit):
 
 def _mark(message: Message) -> tuple[Any, ...]:
     """Return what the broker does not change."""
-    return names_of(message.properties)[0], due_in(message.headers), message.body
+    return id_and_headers(message.properties)[0], due_in(message.headers), message.body
 
 
 def _bytes(body: Any) -> bytes:

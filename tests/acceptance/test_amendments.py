@@ -53,7 +53,7 @@ def test_what_was_cancelled_is_discarded_as_a_revoked_task(system: LocalSystem, 
     with system.held(worker.name):
         one, of_two, timed, by_id, other = (system.send("note", countdown=SHORT) for _ in range(5))
         grouped = group(
-            system.task("note", each).set(countdown=SHORT) for each in range(2)
+            system.task("note", number).set(countdown=SHORT) for number in range(2)
         ).apply_async()
         # when
         cancel(one)
@@ -101,9 +101,18 @@ def test_a_task_that_is_postponed_twice_goes_by_the_last_time(system: LocalSyste
         reschedule(further, eta=soon(2))
         reschedule(nearer, countdown=3600)
         reschedule(nearer, countdown=1)
-    (late,), (early,) = (system.journal.wait_for(each.id) for each in (further, nearer))
+    (late,), (early,) = (system.journal.wait_for(result.id) for result in (further, nearer))
     assert late.at >= start + 2
     assert early.at >= start + 1
+
+
+def test_what_expires_before_its_new_time_does_not_run(system: LocalSystem, worker: Worker):
+    with system.held(worker.name):
+        expired, kept = (system.send("note", countdown=0.5, expires=each) for each in (2, 600))
+        reschedule([expired, kept], countdown=4)
+    system.journal.wait_for(kept.id)
+    wait_until(lambda: system.journal.revoked(expired.id), "the signal")
+    assert not system.journal.ran(expired.id)
 
 
 def test_each_copy_of_a_task_in_several_queues_is_postponed_and_runs_once(
@@ -135,11 +144,13 @@ def test_what_was_postponed_can_still_be_cancelled_and_replaced(
         reschedule([*both], countdown=room)
         system.release(worker.name)
         wait_until(
-            lambda: system.waiting() == 2 or any(system.journal.received(each.id) for each in both),  # noqa: B023
+            lambda: (
+                system.waiting() == 2 or any(system.journal.received(result.id) for result in both)  # noqa: B023
+            ),
             "both on the ladder again",
         )
         system.hold(worker.name)
-        is_in_time = not any(system.journal.received(each.id) for each in both)
+        is_in_time = not any(system.journal.received(result.id) for result in both)
         # when
         cancel(cancelled)
         replace(system.task("note", "new"), replaced.id, countdown=SHORT)
@@ -177,7 +188,7 @@ def test_of_a_task_and_what_replaces_it_only_the_latter_runs(system: LocalSystem
         replace(system.task("note", "newer"), twice.id, countdown=SHORT)
         replace(new.set(headers={"mine": "kept"}, countdown=1), twice.id)
     # then
-    system.journal.wait_for(*(each.id for each in results.values()))
+    system.journal.wait_for(*(result.id for result in results.values()))
     system.wait_until_idle()
     for name, result in results.items():
         assert result.get(timeout=LATE) == "new", name
@@ -249,30 +260,3 @@ def test_what_replaces_a_task_can_be_cancelled_as_any(system: LocalSystem, worke
         wait_until(lambda: system.journal.revoked(result.id), "the discarding")  # noqa: B023
     system.wait_until_idle()
     assert not [run for result in results for run in system.journal.ran(result.id)]
-
-
-@pytest.mark.usefixtures("worker")
-def test_what_was_amended_stays_so_for_a_worker_that_starts_later(new_system):
-    # given
-    system: LocalSystem = new_system()
-    names = ("cancelled", "replaced", "rescheduled", "revived", "other")
-    sent = {name: system.send("note", "old", countdown=3) for name in names}
-    start = time.time()
-    # when
-    cancel(sent["cancelled"])
-    replace(system.task("note", "new"), sent["replaced"].id, countdown=3)
-    reschedule(sent["rescheduled"], countdown=6)
-    sent["revived"].revoke()
-    replace(system.task("note", "new"), sent["revived"].id, countdown=3)
-    system.worker("--pool=solo")
-    # then
-    runs = system.journal.wait_for(*(sent[name].id for name in names[1:]))
-    assert len(runs) == 4
-    assert {name: arguments_of_runs(system, sent[name].id) for name in names} == {
-        "cancelled": [],
-        "replaced": [["new"]],
-        "rescheduled": [["old"]],
-        "revived": [["new"]],
-        "other": [["old"]],
-    }
-    assert system.journal.ran(sent["rescheduled"].id)[0].at >= start + 6

@@ -15,12 +15,14 @@ import promql_parser
 import pytest
 import yaml
 from kombu import Queue
+from prometheus_client import CollectorRegistry, generate_latest
 
 from dev.prometheus import TOOL, Prometheus
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.operate import create
+from kombu_binary_delay.telemetry import prometheus, watch
 from tests.waits import PATIENCE
 
 # What is scraped is a broker whose metrics are on a port that only we know.
@@ -87,22 +89,34 @@ class Ladders:
             producer.publish("m", routing_key=queue, headers={"x-delay": delay})
 
 
+def of_workers():
+    """The page of a worker's telemetry."""
+    registry = CollectorRegistry()
+    end = prometheus.instrument(registry)
+    watch.notify(watch.delivered, watch.Delivered("", "pay", "mail", 3.0, 10.0, 10, 10.1))
+    page = generate_latest(registry).decode().splitlines()
+    end()
+    return page
+
+
 def metrics(scrape):
     """What the jobs of a scrape configuration find: names, and the labels of each."""
-    found: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for job in scrape["scrape_configs"]:
         (static,) = job["static_configs"]
-        families = "&".join(f"family={each}" for each in job.get("params", {}).get("family", []))
+        families = "&".join(
+            f"family={family}" for family in job.get("params", {}).get("family", [])
+        )
         url = f"http://{static['targets'][0]}{job.get('metrics_path', '/metrics')}?{families}"
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
-        for line in lines:
+        for line in lines + of_workers():
             if match := re.match(r"(\w+)(?:\{(.*)\})? ", line):
                 labels = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[2] or ""))
                 # And what Prometheus adds by itself, and by the configuration.
                 labels |= {"instance", "job", *static.get("labels", {})}
-                found.setdefault(match[1], set()).update(labels)
-    return found
+                labels_of.setdefault(match[1], set()).update(labels)
+    return labels_of
 
 
 class Selectors(dict[str, set[str]]):
@@ -119,8 +133,8 @@ class Selectors(dict[str, set[str]]):
         for name in ("lhs", "rhs", "expr", "vector_selector"):
             if (below := getattr(node, name, None)) is not None:
                 self._walk(below)
-        for each in getattr(node, "args", ()):
-            self._walk(each)
+        for argument in getattr(node, "args", ()):
+            self._walk(argument)
 
 
 def queries(topology=SMALL):
@@ -137,7 +151,9 @@ def in_prometheus(expr):
 
 def grouped_by(query):
     return {
-        label.strip() for each in re.findall(r"by \((.*?)\)", query) for label in each.split(",")
+        label.strip()
+        for labels in re.findall(r"by \((.*?)\)", query)
+        for label in labels.split(",")
     }
 
 
@@ -150,18 +166,18 @@ def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrap
 
     def all_is_there():
         # The broker counts in the background.
-        found = metrics(scrape)
+        labels_of = metrics(scrape)
         # Of these two, each version has one: the queries take what there is.
-        found.setdefault(exchange, found.get(channel, set()))
-        found.setdefault(channel, found[exchange])
+        labels_of.setdefault(exchange, labels_of.get(channel, set()))
+        labels_of.setdefault(channel, labels_of[exchange])
         missing.clear()
         for query in queries():
             asked = Selectors(query)
-            known = set().union(*(found.get(name, set()) for name in asked))
+            known = set().union(*(labels_of.get(name, set()) for name in asked))
             # And what the query makes itself.
             known |= set(re.findall(r', "(\w+)", "\$1\$2", ', query))
             wanted = {**asked, "any of them": grouped_by(query)}
-            there = {**found, "any of them": known}
+            there = {**labels_of, "any of them": known}
             missing.extend(
                 (name, labels, query)
                 for name, labels in wanted.items()
@@ -188,7 +204,7 @@ def hurried(rules):
     """The same rules on a faster clock: what takes minutes takes seconds."""
     seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "15s": "3s"}
     # These would fire where the machine stalls for seconds, and have cases of their own below.
-    apart = "Late|DiskFills|Unwatched"
+    apart = "Late|ArrivesLate|NotOnTime|DiskFills|Unwatched"
     rules = re.sub(rf" +- alert: BinaryDelay(?:{apart})\n(?: {{8}}.*\n)*", "", rules)
     return re.sub(r"\b(\d+[ms])\b", lambda time: seconds[time[1]], rules)
 
@@ -269,7 +285,7 @@ def case(held, confirmed=FIVE_A_SECOND, ready="100x200", queue=LEVEL):
     """Fifty minutes of a queue, four scrapes a minute."""
     counter = "rabbitmq_global_messages_dead_lettered_confirmed_total"
     labels = 'queue_type="rabbit_quorum_queue",dead_letter_strategy="at_least_once"'
-    total = [int(each) + 100 for each in spelled(held)] if ready != NONE else spelled(held)
+    total = [int(number) + 100 for number in spelled(held)] if ready != NONE else spelled(held)
     return [
         of_queue("", queue, " ".join(map(str, total))),
         of_queue("_ready", queue, ready),
@@ -280,7 +296,9 @@ def case(held, confirmed=FIVE_A_SECOND, ready="100x200", queue=LEVEL):
 
 def spelled(values):
     """Write `8x20 0x180` out."""
-    return [each for run in values.split() for each in [run.split("x")[0]] * int(run.split("x")[1])]
+    return [
+        value for run in values.split() for value in [run.split("x")[0]] * int(run.split("x")[1])
+    ]
 
 
 def disk(free):
@@ -293,25 +311,44 @@ def disk(free):
     ]
 
 
+def arrivals(at_once, late):
+    """Fifty minutes of a worker: so many more each scrape come at once, and late by 20 s to 30."""
+    whole = at_once + late
+    buckets = {"1.0": at_once, "20.0": at_once, "30.0": whole, "+Inf": whole}
+    labels = 'messaging_destination_name="mail",celery_task_name="pay"'
+    name = "messaging_delay_lateness_seconds"
+    return [
+        *case("0x200"),
+        *(
+            {"series": f'{name}_bucket{{{labels},le="{le}"}}', "values": f"0+{count}x200"}
+            for le, count in buckets.items()
+        ),
+        {"series": f"{name}_count{{{labels}}}", "values": f"0+{whole}x200"},
+    ]
+
+
 CASES = {
+    "all arrive within a tick": (arrivals(100, 0), set()),
+    "a few arrive late": (arrivals(98, 2), {"ArrivesLate"}),
+    "many arrive late": (arrivals(40, 60), {"ArrivesLate", "NotOnTime"}),
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
-        case("0x20 " + " ".join(f"{40 + each}x1" for each in range(180)), "0+0x200"),
+        case("0x20 " + " ".join(f"{40 + at}x1" for at in range(180)), "0+0x200"),
         {"Stuck", "Late"},
     ),
     "busy, each scrape sees other messages on their way": (
-        case(" ".join(f"{each % 7}x1" for each in range(200)), "0+4500x200"),
+        case(" ".join(f"{at % 7}x1" for at in range(200)), "0+4500x200"),
         set(),
     ),
     "a burst that takes six minutes to go": (
         case(
-            "0x20 " + " ".join(f"{9000 - 375 * each}x1" for each in range(25)) + " 0x155",
+            "0x20 " + " ".join(f"{9000 - 375 * at}x1" for at in range(25)) + " 0x155",
             "0x20 0+375x25 9375x155",
         ),
         {"Late"},
     ),
     "under load, more held than a worker takes, and moving": (
-        case(" ".join(f"{40 + each % 5}x1" for each in range(200)), "0+4500x200"),
+        case(" ".join(f"{40 + at % 5}x1" for at in range(200)), "0+4500x200"),
         set(),
     ),
     "a few three minutes late after a crash, among many": (
@@ -341,33 +378,42 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_fires_within_45_minutes(tmp_path, name):
-    series, fires = CASES[name]
+FIRING = re.findall("alert: BinaryDelay(.*)", alerts(SMALL))
+
+
+def test_what_fires_within_45_minutes(tmp_path):
     (tmp_path / "rules.yml").write_text(alerts(SMALL))
     expressions = " or ".join(
-        f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{each}",'
+        f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{alert}",'
         f'alertstate="firing"}}[45m]))'
-        for each in ("LevelStuck", "Parked", "RelayFilling", "Late", "DiskFills", "Unwatched")
+        for alert in FIRING
     )
     names = {"Stuck": "LevelStuck"}
-    expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
-        for fire in sorted(fires)
+    asked = {
+        name: [
+            {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
+            for fire in sorted(fires)
+        ]
+        for name, (_, fires) in CASES.items()
+    }
+    tests = [
+        of_promtool(name, CASES[name][0], [(expressions, expected)])
+        for name, expected in asked.items()
     ]
-    by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
+    by_promtool(tmp_path, tests, rule_files=["rules.yml"])
 
 
-def by_promtool(folder, series, asked, **more):
-    """Let Prometheus' own tool evaluate expressions after 45 minutes of some series."""
+def of_promtool(name, series, asked):
+    """What some expressions are to be after 45 minutes of some series."""
     tests = [
         {"expr": expr, "eval_time": "45m", "exp_samples": expected} for expr, expected in asked
     ]
-    test = {
-        "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}],
-        **more,
-    }
+    return {"name": name, "interval": "15s", "input_series": series, "promql_expr_test": tests}
+
+
+def by_promtool(folder, tests, **more):
+    """Let Prometheus' own tool evaluate expressions; it names those that are wrong."""
+    test = {"evaluation_interval": "15s", "tests": tests, **more}
     (folder / "test.yml").write_text(yaml.safe_dump(test))
 
     done = subprocess.run(
@@ -384,8 +430,11 @@ def by_promtool(folder, series, asked, **more):
 def in_cluster(name, series):
     """The same series with the label of a cluster."""
     return [
-        {**each, "series": each["series"].replace("{", f'{{rabbitmq_cluster="{name}",', 1)}
-        for each in series
+        {
+            **one_series,
+            "series": one_series["series"].replace("{", f'{{rabbitmq_cluster="{name}",', 1),
+        }
+        for one_series in series
     ]
 
 
@@ -396,7 +445,7 @@ def published(by, values):
 
 def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
     in_lane = f"{SMALL.lanes(2)[1].level_name(0)}.1"
-    panels = {load["title"]: load["targets"] for load in json.loads(grafana(SMALL))["panels"]}
+    panels = {panel["title"]: panel["targets"] for panel in json.loads(grafana(SMALL))["panels"]}
     series = [
         *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
         *in_cluster("late", case("5x200", ready=NONE, queue=in_lane)[:3]),
@@ -411,14 +460,11 @@ def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
         "In and out": (10, "{}"),
     }
 
-    by_promtool(
-        tmp_path,
-        series,
-        [
-            (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
-            for title, (value, labels) in expected.items()
-        ],
-    )
+    asked = [
+        (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
+        for title, (value, labels) in expected.items()
+    ]
+    by_promtool(tmp_path, [of_promtool("the dashboard", series, asked)])
 
 
 @pytest.mark.parametrize("topology", [Topology(), SMALL], ids=lambda topology: topology.prefix)
@@ -432,4 +478,4 @@ def test_rules_are_what_promtool_takes(tmp_path, topology):
         check=False,
     )
 
-    assert "SUCCESS: 6 rules found" in done.stdout, done.stdout + done.stderr
+    assert "SUCCESS: 8 rules found" in done.stdout, done.stdout + done.stderr

@@ -68,7 +68,7 @@ def test_nothing_is_declared_until_the_first_delayed_publish_and_then_no_higher_
     assert levels == {
         name
         for level in topology.levels[:4]
-        for name in (each.name for each in (*level.exchanges, *level.queues))
+        for name in (part.name for part in (*level.exchanges, *level.queues))
     }
 
 
@@ -190,7 +190,7 @@ def test_with_confirms_a_deleted_ladder_is_made_again_within_the_publish(
     assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["2"]
 
 
-@pytest.mark.parametrize("gone", [-1, 0, 2, 4], ids=["delivery", "lowest", "middle", "highest"])
+@pytest.mark.parametrize("gone", [-1, 2], ids=["delivery", "middle"])
 def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
     connect, collect, binary, gone
 ):
@@ -214,40 +214,7 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
             producer.publish(tick, routing_key="q", headers={"x-delay": tick * 125})
     arrived: set[object] = set()
     while not arrived.issuperset(ticks):
-        arrived |= {each.body for each in collect(new, [queue], 1)}
-
-
-def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
-    connect, collect, topology, monkeypatch
-):
-    queue = Queue("q")
-    connection = connect(confirm_publish=True)
-    with connection.Producer() as producer:
-        producer.publish("before", routing_key="q", headers={"x-delay": 8125}, declare=[queue])
-        # Messages enter by other exchanges, so no publish is refused.
-        connect("amqp").default_channel.exchange_delete(topology.level_name(1))
-        monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
-        producer.publish("after", routing_key="q", headers={"x-delay": 125})
-
-    assert {arrival.body for arrival in collect(connection, [queue], 2)} == {"before", "after"}
-
-
-def test_whoever_makes_a_level_binds_the_one_above_to_it(connect, collect, binary):
-    queue = Queue("q")
-    # given: a ladder of five levels, of which one goes
-    old = connect(confirm_publish=True, binary_delay=BINARY)
-    with old.Producer() as producer:
-        producer.publish(0, routing_key="q", headers={"x-delay": 17 * 125}, declare=[queue])
-    connect("amqp").default_channel.exchange_delete(binary.level_name(2))
-    # when: it is made again by a publisher that did not know it
-    with connect(confirm_publish=True, binary_delay=BINARY).Producer() as producer:
-        producer.publish(4, routing_key="q", headers={"x-delay": 4 * 125})
-    # then: what enters above finds its way
-    with connect(confirm_publish=True, binary_delay=BINARY).Producer() as producer:
-        producer.publish(20, routing_key="q", headers={"x-delay": 20 * 125})
-        producer.publish(12, routing_key="q", headers={"x-delay": 12 * 125})
-    collect(old, [queue], 3)
-    assert parked_in(connect, binary) <= 1  # the first, which was under way
+        arrived |= {arrival.body for arrival in collect(new, [queue], 1)}
 
 
 @pytest.mark.parametrize("publishes", [True, False], ids=["publisher", "consumer"])
@@ -256,7 +223,7 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
 ):
     """The publisher at the next publish after half a minute, the consumer after half a minute."""
     monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
-    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.SETTLE", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.PAUSE_AFTER_DELETION", 0)
     connection = connect(binary_delay={"radix": 2})
     inner, channel = connection.connection, connection.default_channel
     for kind in ("topic", "headers"):
@@ -279,7 +246,10 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
         kinds = ("exchanges", "queues", "bindings")
         rows = {kind: vhost.broker.api("GET", f"{kind}/{vhost.name}") for kind in kinds}
         return {
-            (kind, *(row.get(each) for each in ("name", "source", "destination", "routing_key")))
+            (
+                kind,
+                *(row.get(column) for column in ("name", "source", "destination", "routing_key")),
+            )
             for kind in kinds
             for row in rows[kind]
         }
@@ -325,19 +295,19 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_bind("q", "with alternate")
 
     executor = connect().connection.delay_mechanism.executor
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
     def ask(into, name):
         into[name] = yield AskType(name)
 
     for name in (*asked, "missing"):
-        executor.run(ask(found, name))
+        executor.run(ask(types, name))
         executor.run(ask(answers, name))
 
-    assert found == answers
-    assert found.pop("missing") is Answer.MISSING
-    assert found == {name: kind for name, (kind, _) in asked.items()}
+    assert types == answers
+    assert types.pop("missing") is Answer.MISSING
+    assert types == {name: kind for name, (kind, _) in asked.items()}
     for name in asked:
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):
@@ -423,26 +393,6 @@ def test_a_channel_that_loses_its_consumers_with_the_ladder_says_so(connect, top
 
         with pytest.raises(connection.channel_errors, match="no exchange"):
             producer.publish("2", routing_key="q", headers={"x-delay": 1})
-
-
-def test_an_exchange_that_reads_keys_in_its_own_way_is_refused_by_name(connect):
-    connection = connect()
-    kind = "x-modulus-of-mine"
-    connection.connection.delay_mechanism.router.declared_exchange("x", kind)
-
-    with pytest.raises(TopologyError, match=rf"'x' is of the type '{kind}'.*headers exchange"):
-        Producer(connection.default_channel).publish("never", exchange="x", headers={"x-delay": 1})
-
-
-def test_a_headers_exchange_that_leads_to_one_which_reads_keys_is_refused_by_name(connect):
-    connection = connect()
-    by_headers, by_key = Exchange("h", "headers"), Exchange("t", "topic")
-    for exchange in by_headers, by_key:
-        exchange(connection.default_channel).declare()
-    by_key(connection.default_channel).bind_to(by_headers, arguments={"x-match": "all", "a": 1})
-
-    with pytest.raises(TopologyError, match="'h' leads to 't', which reads routing keys"):
-        Producer(connection.default_channel).publish("never", exchange="h", headers={"x-delay": 1})
 
 
 @pytest.mark.usefixtures("unlooked")
@@ -543,8 +493,8 @@ def test_where_declare_is_never_and_the_ladder_is_missing_no_retry_is_lost(
     assert "a retry of t is left to a worker to keep until it is due" in caplog.text
 
     made = connect().Producer()
-    for each in (made, producer):
-        each.publish("delayed", routing_key="q", headers={"x-delay": 1})
+    for publisher in (made, producer):
+        publisher.publish("delayed", routing_key="q", headers={"x-delay": 1})
     arrived = sorted(arrival.body for arrival in collect(connection, [queue], 3))
     assert arrived == ["delayed", "delayed", "retry"]
 
@@ -643,8 +593,8 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
 ):
     connection, consuming = connect(confirm_publish=confirm), connect()
     queue = Queue("q")
-    for each in (connection, consuming):
-        queue(each.default_channel).declare()
+    for channel_of in (connection, consuming):
+        queue(channel_of.default_channel).declare()
     producer = Producer(connection.default_channel)
     due = {}
     with ThreadPoolExecutor() as threads:
@@ -660,7 +610,11 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
     arrivals = collected.result()
 
     assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
-    early = {each.body: due[each.body] - each.at for each in arrivals if each.at < due[each.body]}
+    early = {
+        arrival.body: due[arrival.body] - arrival.at
+        for arrival in arrivals
+        if arrival.at < due[arrival.body]
+    }
     assert early == {}
 
 
@@ -727,8 +681,16 @@ def test_a_consumer_that_begins_while_a_callback_declares_gets_what_comes_at_onc
     assert received == ["first", "second"]
 
 
-@pytest.mark.parametrize("error", [DelayError, OSError, TimeoutError])
-@pytest.mark.parametrize("what", ["consume", "get", "publish"])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("consume", DelayError),
+        ("consume", TimeoutError),
+        ("get", OSError),
+        ("publish", DelayError),
+        ("publish", OSError),
+    ],
+)
 def test_an_error_of_a_callback_is_not_taken_for_one_of_the_broker(connect, caplog, what, error):
     def receive(body, message):
         raise error("by the callback")
@@ -786,20 +748,6 @@ def test_what_was_held_amid_a_declaration_comes_with_the_next_read_if_a_callback
     assert "blocking_read" not in vars(connection.connection)
 
 
-def test_a_direct_reply_to_address_is_refused_and_leaves_nothing(connect, vhost):
-    connection = connect()
-    Queue("q")(connection.default_channel).declare()
-    producer = Producer(connection.default_channel)
-    producer.publish("first", routing_key="q", headers={"x-delay": 60_000})
-    before = ladder_names(vhost)
-    address = "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAyNTkyNDA4MwAAAnsAAAAAYg==.1234"
-
-    with pytest.raises(TopologyError, match="is a direct reply-to address"):
-        producer.publish("late", routing_key=address, headers={"x-delay": 60_000})
-
-    assert ladder_names(vhost) == before
-
-
 def test_a_binding_without_a_queue_and_a_key_is_that_of_the_queue_declared_last(connect, collect):
     connection = connect()
     channel = connection.default_channel
@@ -837,7 +785,7 @@ def test_queues_that_end_with_their_channel_are_forgotten(connect):
         channel.queue_bind(name, "amq.topic", "k")
         channel.basic_consume(name)
         channel.close()
-    mirror = {each for each in router.known.existing if each[0] == "mirror"}
+    mirror = {known for known in router.known.existing if known[0] == "mirror"}
     assert set(router.known.existing) - mirror == before
     assert not router.known.bindings
 
@@ -898,14 +846,13 @@ def test_a_connection_for_each_message_waits_a_few_times_and_loses_none_with_the
     assert again["trips"] == undelayed["trips"] + (not confirm)
     assert again["frames"] == undelayed["frames"] + (not confirm)
     with connect() as connection:
-        bodies = [each.body for each in collect(connection, [Queue("q")], 9)]
+        bodies = [arrival.body for arrival in collect(connection, [Queue("q")], 9)]
     assert sorted(bodies) == sorted(
         ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
     )
 
 
-@pytest.mark.parametrize("kind", ["", "direct", "topic", "fanout", "headers"])
-@pytest.mark.parametrize("knows", ["all", "nothing"])
+@pytest.mark.parametrize(("kind", "knows"), [("", "all"), ("topic", "nothing"), ("headers", "all")])
 def test_the_first_delayed_message_of_a_program_waits_three_times_at_most(
     connect, confirm, kind, knows, monkeypatch
 ):
@@ -929,8 +876,8 @@ def test_the_first_delayed_message_of_a_program_waits_three_times_at_most(
             connection.Producer(auto_declare=False).publish("x", headers=headers, **place)
         return len(waits)
 
-    for each in ("all", knows):
-        publish(each, **{"x-delay": 3_600_000})
+    for queue in ("all", knows):
+        publish(queue, **{"x-delay": 3_600_000})
 
     more = publish(knows, **{"x-delay": 2000}) - publish(knows)
     assert more <= (1 if knows == "all" and not kind else 3)

@@ -39,7 +39,9 @@ def micros(seconds):
 def send(vhost, rows, settings=None, **target):
     # On the ladder with the fewest queues.
     target["settings"] = {"radix": 2, **(settings or {})}
-    return [each for part in Sender(Target(vhost.url, **target)).send([rows]) for each in part]
+    return [
+        outcome for part in Sender(Target(vhost.url, **target)).send([rows]) for outcome in part
+    ]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -51,7 +53,7 @@ def take(vhost, queue, transport="pyamqp"):
 def compared(message):
     """What a worker sees, but for what names the sending process."""
     headers = {name: value for name, value in message.headers.items() if name != "origin"}
-    properties = {name: each for name, each in message.properties.items() if name != "reply_to"}
+    properties = {name: value for name, value in message.properties.items() if name != "reply_to"}
     if "expiration" in properties:  # milliseconds from the publish, the later the fewer
         properties["expiration"] = DAY * 2 < int(properties["expiration"]) <= DAY * 3
     return (
@@ -79,7 +81,7 @@ def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, 
 
     sent = send(vhost, rows)
 
-    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+    assert sorted((outcome.row["task_id"], outcome.status) for outcome in sent) == [
         (str(number), s.PUBLISHED) for number in range(6)
     ]
 
@@ -141,7 +143,9 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         # The first messages of a kind prove the template that makes the others.
         for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
     ]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"jitter": 2000})}
+    sent = {
+        outcome.row["task_id"]: outcome for outcome in send(vhost, rows, settings={"jitter": 2000})
+    }
     arrived: dict[str, int | None] = {}
     while len(arrived) < len(rows):
         headers = wait_until(lambda: take(vhost, "celery")).headers
@@ -178,12 +182,12 @@ def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words)
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
     good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
     sent = send(vhost, [good[0], bad, good[1]])
-    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+    assert sorted((outcome.row["task_id"], outcome.status) for outcome in sent) == [
         ("bad", s.REFUSED),
         ("good 0", s.PUBLISHED),
         ("good 1", s.PUBLISHED),
     ]
-    assert words in next(each.detail for each in sent if each.row is bad)
+    assert words in next(outcome.detail for outcome in sent if outcome.row is bad)
 
 
 def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
@@ -194,7 +198,7 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         {"task": "t", "task_id": f"{number}", "countdown": 60.0, "queue": number % 2 and "mail"}
         for number in range(6)
     ]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows)}
+    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, rows)}
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
@@ -226,9 +230,9 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {each.row["task_id"]: each for each in send(vhost, rows())}
+    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, rows())}
 
-    assert [sent[each].status for each in "23"] == [s.PUBLISHED] * 2
+    assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
         assert sent["1"].status == s.PUBLISHED
     else:
@@ -247,7 +251,7 @@ def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_
     monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
     row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
     parts = Sender(Target(app="quorum_of_this_test:app")).send([[row]])
-    assert [(each.status, each.queue) for part in parts for each in part] == [
+    assert [(outcome.status, outcome.queue) for part in parts for outcome in part] == [
         (s.PUBLISHED, "post/m")
     ]
 
@@ -303,7 +307,7 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     lost = {"task": "lost", "task_id": "lost", "countdown": 60.0}
     sent = send(vhost, [lost, *rows], app="events_of_this_test:app")
     # Nobody listens to events.
-    assert sorted((each.row["task_id"], each.status, each.queue) for each in sent) == [
+    assert sorted((outcome.row["task_id"], outcome.status, outcome.queue) for outcome in sent) == [
         *((f"{number}", s.PUBLISHED, "celery") for number in range(3)),
         ("lost", s.REFUSED, None),
     ]
@@ -317,7 +321,7 @@ def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, mon
     rows[10]["expires"] = micros(1e10)
     sent = send(vhost, rows, app="events_of_this_test:app")
 
-    assert [each.row["task_id"] for each in sent if each.status != s.PUBLISHED] == ["10"]
+    assert [outcome.row["task_id"] for outcome in sent if outcome.status != s.PUBLISHED] == ["10"]
     came = set()
     with Connection(vhost.url) as connection:
         queue = Queue("celery")(connection.default_channel)
@@ -343,7 +347,7 @@ def test_what_a_full_queue_rejects_is_told(vhost):
     row["routing_key"] = "full"
     sent = send(vhost, [row, row])
     # Which of them, the broker decides as they come.
-    assert s.NACKED in [each.status for each in sent]
+    assert s.NACKED in [outcome.status for outcome in sent]
 
 
 def test_a_rate_is_kept(vhost):
@@ -351,7 +355,7 @@ def test_a_rate_is_kept(vhost):
     begin = time.monotonic()
     sent = send(vhost, rows, rate=20)
     assert time.monotonic() - begin > 0.9
-    assert {each.status for each in sent} == {s.PUBLISHED}
+    assert {outcome.status for outcome in sent} == {s.PUBLISHED}
 
 
 def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch):
@@ -361,7 +365,7 @@ def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch)
     parts = list(Sender(Target(vhost.url)).send([rows]))
     # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
     assert max(map(len, parts)) < 3 * window < len(rows)
-    sent = [str(each.row["task_id"]) for part in parts for each in part]
+    sent = [str(outcome.row["task_id"]) for part in parts for outcome in part]
     assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
 
 
@@ -402,11 +406,11 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
             yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
     sent = send(vhost, rows())
-    assert {(each.action, each.status) for each in sent} == {
+    assert {(outcome.action, outcome.status) for outcome in sent} == {
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
-    assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 3000
+    assert len({(outcome.action, outcome.row["task_id"]) for outcome in sent}) == len(sent) == 3000
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
@@ -421,8 +425,8 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 
 def amended(vhost, rows, **target):
-    rows = [{"task_id": each, "action": action, "eta": eta} for each, action, eta in rows]
-    return {each.row["task_id"]: each for each in send(vhost, rows, **target)}
+    rows = [{"task_id": id_, "action": action, "eta": eta} for id_, action, eta in rows]
+    return {outcome.row["task_id"]: outcome for outcome in send(vhost, rows, **target)}
 
 
 @pytest.fixture
@@ -435,10 +439,10 @@ def verdict(vhost):
         def verdict(task_id):
             amendments.reader.catch_up()
             now = time.time_ns() // 1_000_000
-            found = amendments.memory.judge(
+            judgement = amendments.memory.judge(
                 {"application_headers": {"id": task_id, "task": "t"}}, now
             )
-            return found and (found.reason, found.due)
+            return judgement and (judgement.reason, judgement.due)
 
         yield verdict
 
@@ -450,10 +454,10 @@ def test_rows_cancel_and_reschedule_as_the_functions_do(vhost, verdict):
     rows += [("due", s.CANCEL, MICROS), ("past", s.CANCEL, micros(-60))]
     rows += [(f"later {number}", s.RESCHEDULE, MICROS + 1) for number in range(1500)]
     sent = amended(vhost, rows)
-    assert {each.status for each in sent.values()} == {s.RECORDED}
+    assert {outcome.status for outcome in sent.values()} == {s.RECORDED}
     assert len(sent) == len(rows)
-    assert all(each.published_at for each in sent.values())
-    assert {verdict(each) for each in ("0", "1499", "due", "past")} == {("cancelled", 0)}
+    assert all(outcome.published_at for outcome in sent.values())
+    assert {verdict(id_) for id_ in ("0", "1499", "due", "past")} == {("cancelled", 0)}
     # To the millisecond, and not early.
     assert verdict("later 1499") == ("postponed", -(-(MICROS + 1) // 1000))
     assert verdict("another") is None
@@ -477,7 +481,7 @@ def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(v
     settings = {"amendments_max_age": "20s"}
     rows = [(f"{number}", s.CANCEL, micros(86400 + number)) for number in range(20)]
     sent = amended(vhost, rows, settings=settings)
-    assert {each.status for each in sent.values()} == {s.RECORDED}
+    assert {outcome.status for outcome in sent.values()} == {s.RECORDED}
 
     def waiting():
         names = {row["name"]: row.get("messages", 0) for row in vhost.queues()}
@@ -508,14 +512,20 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
     today = time.time() // 86400
     due, eta = (round((today + days) * 86400 * 1_000_000) for days in (first, last))
     send(vhost, [{"task_id": "a", "action": s.CANCEL, "due": due, "eta": eta}])
-    assert [round(each / DAY - today) for each in aheads] == ahead
+    assert [round(moment / DAY - today) for moment in aheads] == ahead
     assert len(writes) == at_once
 
 
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
     rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"amendments": False})}
-    assert {name: each.status for name, each in sent.items()} == {"a": s.REFUSED, "b": s.PUBLISHED}
+    sent = {
+        outcome.row["task_id"]: outcome
+        for outcome in send(vhost, rows, settings={"amendments": False})
+    }
+    assert {name: outcome.status for name, outcome in sent.items()} == {
+        "a": s.REFUSED,
+        "b": s.PUBLISHED,
+    }
     assert "amendments are off" in sent["a"].detail
 
 
@@ -551,7 +561,9 @@ def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
 
     monkeypatch.setattr(Amendments, "write", breaks)
     sent = amended(vhost, [("a", s.CANCEL, None), ("b", s.RESCHEDULE, micros(600))])
-    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("ab", s.RECORDED)
+    assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
+        "ab", s.RECORDED
+    )
 
 
 def keyed(*names):
@@ -571,8 +583,10 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
     monkeypatch.setattr(Amendments, "write", refuses)
     # So slow, each is recorded while the next one is published.
-    sent = {each.row["task_id"]: each for each in send(vhost, keyed(*"abc"), rate=10)}
-    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("abc", s.PUBLISHED)
+    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, keyed(*"abc"), rate=10)}
+    assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
+        "abc", s.PUBLISHED
+    )
     assert "it was published, but not recorded" in sent["a"].detail
     assert (sent["b"].detail, sent["c"].detail) == (None, None)
 

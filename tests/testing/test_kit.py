@@ -14,7 +14,7 @@ import pytest
 import time_machine
 from kombu import Connection, Queue
 
-from kombu_binary_delay import cancel
+from kombu_binary_delay import DelayError, cancel
 from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
 from tests.testing.programs import OURS, Shop
 
@@ -207,3 +207,35 @@ def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):
     assert abs(before - delayed.now.timestamp()) < 60
     time.sleep(0.01)
     assert time.time() > before
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_message_expires_so_long_after_it_is_due(delayed, late):
+    with Connection("amqp://", transport=OURS) as connection:
+        queue = Queue("mail")(connection.channel())
+        queue.declare()
+        headers = {"x-delay": 60_000, "x-delay-expires": 5000}
+        connection.Producer().publish("hello", routing_key="mail", headers=headers)
+        connection.Producer().publish("always", routing_key="mail", headers={"x-delay": 60_000})
+        delayed.advance(seconds=66 if late else 64)
+        bodies = [message.payload for message in iter(queue.get, None)]
+    assert bodies == (["always"] if late else ["hello", "always"])
+    assert [gone.reason for gone in delayed.cancelled()] == ["expired"] * late
+
+
+def test_a_task_expires_so_long_after_it_is_due_and_so_does_its_retry(delayed, shop):
+    options = {"countdown": 60, "headers": {"x-delay-expires": 5000}}
+    shop.note.apply_async(("a", 1), **options)
+    shop.retries.apply_async(("a",), **options)
+    delayed.run_until_idle()
+    assert [ran.state for ran in delayed.ran()] == ["SUCCESS", "RETRY", "RETRY", "FAILURE"]
+    late = shop.note.apply_async(("a", 2), **options)
+    delayed.outage(seconds=120)
+    delayed.run_until_idle()
+    assert len(delayed.ran()) == 4
+    assert [(gone.id, gone.reason) for gone in delayed.cancelled()] == [(late.id, "expired")]
+
+
+def test_an_expiry_that_cannot_be_read_is_an_error_at_the_publish(delayed, shop):
+    with pytest.raises(DelayError, match="x-delay-expires must be a number of milliseconds"):
+        shop.note.apply_async(("a",), countdown=60, headers={"x-delay-expires": "soon"})

@@ -127,8 +127,8 @@ routes = st.sampled_from(
         {"other": "post"},
     ]
 )
-serializers = [each for each in ("json", "pickle", "yaml", "msgpack") if each in
-               ("json", "pickle") or find_spec(each)]  # fmt: skip
+serializers = [serializer for serializer in ("json", "pickle", "yaml", "msgpack") if serializer in
+               ("json", "pickle") or find_spec(serializer)]  # fmt: skip
 configurations = st.fixed_dictionaries(
     {
         "task_routes": routes,
@@ -184,8 +184,7 @@ def test_a_message_is_byte_for_byte_what_send_task_makes(
 def calls(number=4, **fields):
     eta = NOW + timedelta(days=1)
     return [
-        Call("shop.remind", f"id-{each}", [each], {"number": each}, eta, **fields)
-        for each in range(number)
+        Call("shop.remind", f"id-{at}", [at], {"number": at}, eta, **fields) for at in range(number)
     ]
 
 
@@ -193,15 +192,15 @@ def test_the_first_two_of_a_kind_are_made_by_send_task_and_all_others_filled_in(
     by_send_task = []
     send = Call.send
 
-    def count(*each):
-        by_send_task.append(each)
-        send(*each)
+    def count(*call):
+        by_send_task.append(call)
+        send(*call)
 
     monkeypatch.setattr(Call, "send", count)
     app = Celery("shop", set_as_current=False)
     compiler, producer = Compiler(app), Recorder()
-    for each in [*calls(5), *calls(5, options={"queue": "mail"})]:
-        assert compiler.publish(producer, each) is None
+    for call in [*calls(5), *calls(5, options={"queue": "mail"})]:
+        assert compiler.publish(producer, call) is None
     assert len(by_send_task) == 4
     assert len(producer.made) == 10
 
@@ -335,7 +334,10 @@ def test_results_are_awaited_as_send_task_does(monkeypatch):
     app = Celery("shop", set_as_current=False)
     asked: list[str] = []
     monkeypatch.setattr(
-        type(app.backend), "on_task_call", lambda *each: asked.append(each[-1]), raising=False
+        type(app.backend),
+        "on_task_call",
+        lambda *arguments: asked.append(arguments[-1]),
+        raising=False,
     )
     compare(app, calls(4))
-    assert asked == [f"id-{each}" for each in range(4)] * 2
+    assert asked == [f"id-{number}" for number in range(4)] * 2

@@ -1,5 +1,7 @@
 """What is left out of a header frame is what would be removed after it is decoded, and no more."""
 
+from datetime import UTC, datetime
+from functools import partial
 from struct import pack
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.ladder.envelope import HEADER, unwrap
+from kombu_binary_delay.ladder.envelope import HEADER, left_at, unwrap
 from kombu_binary_delay.wire.header_frames import without_deaths
 
 TOPOLOGY = Topology()
@@ -29,7 +31,8 @@ deaths = st.fixed_dictionaries(
         "queue": st.sampled_from([*OURS, "theirs", "queue", ""]),
         "exchange": texts,
         "routing-keys": st.lists(texts, max_size=2),
-    }
+    },
+    optional={"time": st.integers(10, 2**31).map(partial(datetime.fromtimestamp, tz=UTC)) | texts},
 ).flatmap(lambda death: st.permutations(list(death.items())).map(dict))
 ends = st.dictionaries(st.sampled_from(["x-first-death-queue", "x-last-death-reason"]), texts)
 
@@ -37,12 +40,12 @@ ends = st.dictionaries(st.sampled_from(["x-first-death-queue", "x-last-death-rea
 @st.composite
 def headers(draw):
     """Draw the headers of a message, with and without a ladder's, in any order."""
-    found = draw(st.dictionaries(texts, values, max_size=6)) | draw(ends)
+    drawn = draw(st.dictionaries(texts, values, max_size=6)) | draw(ends)
     if draw(st.booleans()):
-        found[HEADER] = {"due": draw(st.integers(0, 2**50))}
+        drawn[HEADER] = {"due": draw(st.integers(0, 2**50))}
     if draw(st.booleans()):
-        found["x-death"] = draw(st.lists(deaths | values, max_size=8) | values)
-    return dict(draw(st.permutations(list(found.items()))))
+        drawn["x-death"] = draw(st.lists(deaths | values, max_size=8) | values)
+    return dict(draw(st.permutations(list(drawn.items()))))
 
 
 def payload(properties):
@@ -53,6 +56,10 @@ def decoded(data):
     message = Message()
     message.inbound_header(data)
     return message.properties
+
+
+def time_of(data):
+    return left_at(decoded(data)["application_headers"], TOPOLOGY.owns)
 
 
 def unwrapped(properties):
@@ -78,6 +85,11 @@ def test_a_message_comes_out_as_if_all_had_been_decoded(headers, others):
     data = payload({**others, "application_headers": headers})
 
     assert unwrapped(decoded(without_deaths(data, TOPOLOGY.owns))) == unwrapped(decoded(data))
+    # And with the time at which it left the ladder, if somebody asks for that.
+    timed = without_deaths(data, TOPOLOGY.owns, keep_time=True)
+    if HEADER in headers:
+        assert time_of(timed) == time_of(data)
+    assert unwrapped(decoded(timed)) == unwrapped(decoded(data))
 
 
 DEATH = {"count": 1, "reason": "expired", "queue": OURS[0], "exchange": "", "routing-keys": ["k"]}
@@ -98,9 +110,9 @@ MARK = {HEADER: {"due": 5}}
     ids=["ours", "two of ours", "one of another queue", "no ladder", "empty", "of the user's"],
 )
 def test_only_the_deaths_of_a_message_that_was_on_the_ladder_are_left_out(headers, left):
-    found = decoded(without_deaths(payload({"application_headers": headers}), TOPOLOGY.owns))
+    left_over = decoded(without_deaths(payload({"application_headers": headers}), TOPOLOGY.owns))
 
-    assert sorted(found["application_headers"]) == sorted(left)
+    assert sorted(left_over["application_headers"]) == sorted(left)
 
 
 @pytest.mark.parametrize("kind", "tbBsuIiflLdTDVSxAF")
@@ -112,9 +124,9 @@ def test_a_value_of_each_type_that_rabbitmq_sends_is_passed_over(kind):
     size = int.from_bytes(whole[14:18], "big") + len(mine)
     data = whole[:14] + pack(">I", size) + mine + whole[18:]
 
-    found = decoded(without_deaths(data, TOPOLOGY.owns))["application_headers"]
+    table = decoded(without_deaths(data, TOPOLOGY.owns))["application_headers"]
 
-    assert sorted(found) == ["mine", HEADER]
+    assert sorted(table) == ["mine", HEADER]
 
 
 def test_a_value_of_an_unknown_type_is_left_to_py_amqp():
