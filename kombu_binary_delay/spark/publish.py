@@ -21,9 +21,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+
+from kombu_binary_delay.ladder.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number, check_whole
@@ -37,6 +40,7 @@ from .tables import Place, append, existing, read
 logger = logging.getLogger(__name__)
 
 _REASON = "reason"
+_TIME = pa.timestamp("us", "UTC")
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
     "countdown double, queue string, exchange string, routing_key string, priority int, "
@@ -481,23 +485,13 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        attempt = context.attemptNumber() if context else 0
-
-        def receipts(finished: list[Sent]) -> pa.RecordBatch:
-            reasons = pa.array([sent.reason for sent in finished], pa.int32())
-            made = receipts_of(finished, job_id, partition, attempt)
-            return pa.RecordBatch.from_arrays(
-                [*made.columns, reasons], names=[*made.schema.names, _REASON]
-            )
-
-        rows = (row for batch in batches for row in batch.to_pylist())
+        task = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
         try:
-            for finished in Sender(target).send([rows]):
-                yield receipts(finished)
+            for batch, sent in Sender(target).send(batches):
+                yield receipts_of(batch, sent, job_id, target.ladder(), task)
         except LOST as exc:
             # No error of Spark's, which would try it again and again.
-            yield receipts([Sent({}, None, status=_UNREACHABLE, detail=str(exc))])
+            yield _unreachable(exc)
 
     return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
 
@@ -529,24 +523,52 @@ def _count(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
 
 
-def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
-    """Return receipts as a batch for Spark."""
-    when = pa.timestamp("us", "UTC")
-    number = len(finished)
-    return pa.RecordBatch.from_pydict(
-        {
-            "job_id": pa.array([job_id] * number, pa.string()),
-            "key": pa.array([sent.row.get("key") for sent in finished], pa.string()),
-            "task_id": pa.array([sent.row.get("task_id") for sent in finished], pa.string()),
-            "task": pa.array([sent.row.get("task") for sent in finished], pa.string()),
-            "queue": pa.array([sent.queue for sent in finished], pa.string()),
-            "due": pa.array([sent.due for sent in finished], when),
-            "published_at": pa.array([sent.published_at for sent in finished], when),
-            "hops": pa.array([sent.hops for sent in finished], pa.int32()),
-            "partition": pa.array([partition] * number, pa.int32()),
-            "attempt": pa.array([attempt] * number, pa.int32()),
-            "status": pa.array([sent.status for sent in finished], pa.string()),
-            "detail": pa.array([sent.detail for sent in finished], pa.string()),
-            "action": pa.array([sent.action for sent in finished], pa.string()),
-        }
-    )
+def receipts_of(
+    batch: pa.RecordBatch, rows: list[Sent], job_id: str, ladder: Ladder, task: tuple[int, int]
+) -> pa.RecordBatch:
+    """Return the receipts of a batch's rows, as far as they have an outcome, as a batch for Spark.
+
+    The last column has the reason why ``send_task`` made a message, if it did.
+
+    :param task: the partition and the attempt of Spark's task.
+    """
+    due = pa.array([sent.due for sent in rows], pa.int64())
+    at = pa.array([sent.published_at for sent in rows], pa.int64())
+    queue = pa.array([sent.queue for sent in rows], pa.string())
+    status = pa.array([sent.status for sent in rows], pa.string())
+    columns = {
+        "job_id": pa.repeat(job_id, len(rows)),
+        **{name: batch.column(name) for name in ("key", "task_id", "task")},
+        "queue": queue,
+        "due": due.cast(_TIME),
+        "published_at": at.cast(_TIME),
+        "hops": pc.if_else(queue.is_valid(), _hops(ladder, due, at), None),
+        "partition": pa.repeat(pa.scalar(task[0], pa.int32()), len(rows)),
+        "attempt": pa.repeat(pa.scalar(task[1], pa.int32()), len(rows)),
+        "status": status,
+        "detail": pa.array([sent.detail for sent in rows], pa.string()),
+        "action": batch.column("action"),
+        _REASON: pa.array([sent.reason for sent in rows], pa.int32()),
+    }
+    return pa.RecordBatch.from_pydict(columns).filter(status.is_valid())
+
+
+def _unreachable(exc: BaseException) -> pa.RecordBatch:
+    """Return what stands for the receipts that are missing since the broker was lost."""
+    kinds = {"int": pa.int32(), "string": pa.string(), "timestamp_ltz": _TIME}
+    columns = (column.split() for column in f"{s.RECEIPTS}, {_REASON} int".split(", "))
+    schema = pa.schema([(name, kinds[kind]) for name, kind in columns])
+    row = {"status": _UNREACHABLE, "detail": str(exc)}
+    return pa.RecordBatch.from_pylist([row], schema)
+
+
+def _hops(ladder: Ladder, due: pa.Array, at: pa.Array) -> pa.Array:
+    """Return in how many queues each message waits."""
+    tick = ladder.tick * 1000
+    delays = pc.max_element_wise(pc.subtract(due, at), 0, skip_nulls=False)
+    rest, hops = pc.divide(pc.add(delays, tick - 1), tick), pa.scalar(0, pa.int32())
+    for radix in reversed(ladder.radices):
+        above = pc.divide(rest, radix)
+        waits = pc.not_equal(rest, pc.multiply(above, radix))
+        rest, hops = above, pc.add(hops, waits.cast(pa.int32()))
+    return hops

@@ -6,9 +6,11 @@ import json
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from threading import Timer
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
@@ -22,7 +24,7 @@ from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
-from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer
+from kombu_binary_delay.spark.send import _PAUSE, Row, Sender, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 
@@ -39,7 +41,21 @@ def micros(seconds):
 def send(vhost, rows, settings=None, **target):
     # On the ladder with the fewest queues.
     target["settings"] = {"radix": 2, **(settings or {})}
-    return [each for part in Sender(Target(vhost.url, **target)).send([rows]) for each in part]
+    return sent_by(Sender(Target(vhost.url, **target)), rows)
+
+
+def batches(rows, size=100):
+    """Yield rows as Spark does."""
+    kinds = {"eta": pa.int64(), "due": pa.int64(), "expires": pa.int64(), "priority": pa.int32()}
+    kinds["countdown"] = pa.float64()
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in Row._fields])
+    rows = iter(rows)
+    while part := list(islice(rows, size)):
+        yield pa.RecordBatch.from_pylist(part, schema)
+
+
+def sent_by(sender, rows, size=100):
+    return [each for _, part in sender.send(batches(rows, size)) for each in part]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -79,7 +95,7 @@ def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, 
 
     sent = send(vhost, rows)
 
-    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+    assert sorted((each.row.task_id, each.status) for each in sent) == [
         (str(number), s.PUBLISHED) for number in range(6)
     ]
 
@@ -141,7 +157,7 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         # The first messages of a kind prove the template that makes the others.
         for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
     ]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"jitter": 2000})}
+    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"jitter": 2000})}
     arrived: dict[str, int | None] = {}
     while len(arrived) < len(rows):
         headers = wait_until(lambda: take(vhost, "celery")).headers
@@ -178,12 +194,12 @@ def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words)
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
     good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
     sent = send(vhost, [good[0], bad, good[1]])
-    assert sorted((each.row["task_id"], each.status) for each in sent) == [
+    assert sorted((each.row.task_id, each.status) for each in sent) == [
         ("bad", s.REFUSED),
         ("good 0", s.PUBLISHED),
         ("good 1", s.PUBLISHED),
     ]
-    assert words in next(each.detail for each in sent if each.row is bad)
+    assert words in next(each.detail for each in sent if each.row.task_id == bad["task_id"])
 
 
 def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
@@ -194,7 +210,7 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         {"task": "t", "task_id": f"{number}", "countdown": 60.0, "queue": number % 2 and "mail"}
         for number in range(6)
     ]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows)}
+    sent = {each.row.task_id: each for each in send(vhost, rows)}
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
@@ -226,7 +242,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {each.row["task_id"]: each for each in send(vhost, rows())}
+    sent = {each.row.task_id: each for each in send(vhost, rows())}
 
     assert [sent[each].status for each in "23"] == [s.PUBLISHED] * 2
     if is_patient:
@@ -246,10 +262,8 @@ def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_
     app.conf.task_queues = [mail]
     monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
     row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
-    parts = Sender(Target(app="quorum_of_this_test:app")).send([[row]])
-    assert [(each.status, each.queue) for part in parts for each in part] == [
-        (s.PUBLISHED, "post/m")
-    ]
+    [each] = sent_by(Sender(Target(app="quorum_of_this_test:app")), [row])
+    assert (each.status, each.queue) == (s.PUBLISHED, "post/m")
 
 
 def test_each_target_gets_its_own_whatever_the_environment_says(broker, vhost, monkeypatch):
@@ -303,7 +317,7 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     lost = {"task": "lost", "task_id": "lost", "countdown": 60.0}
     sent = send(vhost, [lost, *rows], app="events_of_this_test:app")
     # Nobody listens to events.
-    assert sorted((each.row["task_id"], each.status, each.queue) for each in sent) == [
+    assert sorted((each.row.task_id, each.status, each.queue) for each in sent) == [
         *((f"{number}", s.PUBLISHED, "celery") for number in range(3)),
         ("lost", s.REFUSED, None),
     ]
@@ -317,7 +331,7 @@ def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, mon
     rows[10]["expires"] = micros(1e10)
     sent = send(vhost, rows, app="events_of_this_test:app")
 
-    assert [each.row["task_id"] for each in sent if each.status != s.PUBLISHED] == ["10"]
+    assert [each.row.task_id for each in sent if each.status != s.PUBLISHED] == ["10"]
     came = set()
     with Connection(vhost.url) as connection:
         queue = Queue("celery")(connection.default_channel)
@@ -354,17 +368,6 @@ def test_a_rate_is_kept(vhost):
     assert {each.status for each in sent} == {s.PUBLISHED}
 
 
-def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch):
-    window = 100
-    monkeypatch.setattr(sending, "WINDOW", window)
-    rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(350)]
-    parts = list(Sender(Target(vhost.url)).send([rows]))
-    # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
-    assert max(map(len, parts)) < 3 * window < len(rows)
-    sent = [str(each.row["task_id"]) for part in parts for each in part]
-    assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
-
-
 @pytest.mark.own_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("actions", [[s.PUBLISH], [s.CANCEL], [s.CANCEL, s.PUBLISH]], ids=str)
@@ -376,10 +379,10 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
     with own_broker.alarm():
         # This is the limit of what a new connection declares, too.
         sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
-        parts = sender.send([[row] for row in rows])
+        parts = sender.send(batches(rows, 1))
         if s.CANCEL in actions:
-            [sent] = next(parts)
-            assert "RabbitMQ did not answer within 2 s" in str(sent.detail)
+            _, [refused] = next(parts)
+            assert "RabbitMQ did not answer within 2 s" in str(refused.detail)
         if s.PUBLISH in actions:
             with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
                 list(parts)
@@ -406,7 +409,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
-    assert len({(each.action, each.row["task_id"]) for each in sent}) == len(sent) == 3000
+    assert len({(each.action, each.row.task_id) for each in sent}) == len(sent) == 3000
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
@@ -422,7 +425,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 def amended(vhost, rows, **target):
     rows = [{"task_id": each, "action": action, "eta": eta} for each, action, eta in rows]
-    return {each.row["task_id"]: each for each in send(vhost, rows, **target)}
+    return {each.row.task_id: each for each in send(vhost, rows, **target)}
 
 
 @pytest.fixture
@@ -514,7 +517,7 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
 
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
     rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
-    sent = {each.row["task_id"]: each for each in send(vhost, rows, settings={"amendments": False})}
+    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"amendments": False})}
     assert {name: each.status for name, each in sent.items()} == {"a": s.REFUSED, "b": s.PUBLISHED}
     assert "amendments are off" in sent["a"].detail
 
@@ -571,7 +574,7 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
     monkeypatch.setattr(Amendments, "write", refuses)
     # So slow, each is recorded while the next one is published.
-    sent = {each.row["task_id"]: each for each in send(vhost, keyed(*"abc"), rate=10)}
+    sent = {each.row.task_id: each for each in send(vhost, keyed(*"abc"), rate=10)}
     assert {name: each.status for name, each in sent.items()} == dict.fromkeys("abc", s.PUBLISHED)
     assert "it was published, but not recorded" in sent["a"].detail
     assert (sent["b"].detail, sent["c"].detail) == (None, None)
