@@ -252,8 +252,7 @@ class PublishBatch:
         with self._lock:
             self.check()
             if way_out is not None and headers and way_out.concerns(headers):
-                to = Destination(pending.exchange, pending.routing_key)
-                self._make_out(pending, way_out.ready, properties, to)
+                self._make_out(pending, way_out)
             self._put(pending)
 
     def fill(
@@ -289,12 +288,14 @@ class PublishBatch:
 
     def _fill_one(self, run: Run, place: int, options: _Options) -> None:
         """Publish one message of a run as any other."""
-        template, body, headers, properties, _ = run.messages[place]
-        read = template.read(headers, properties)
+        template, body, headers, properties, due = run.messages[place]
+        read, way_out = template.read(headers, properties), self._way_out
         pending = _Pending(body, read, *template.destination, options, _Place(run, place))
         try:
-            if self._way_out is not None and self._way_out.concerns(read[HEADERS]):
-                self._make_out(pending, self._way_out.ready, read, template.destination)
+            if way_out is not None and way_out.concerns(read[HEADERS]):
+                self._make_out(pending, way_out)
+            elif way_out is not None and due is not None:
+                pending.out = way_out.ready_at(read, template.destination, due, options[2])
         except BinaryDelayError as exc:
             self._record(pending, DISCARDED, 0, str(exc))
         else:
@@ -421,13 +422,16 @@ class PublishBatch:
 
     # -- sending and waiting -------------------------------------------------------------------
 
-    def _make_out(self, pending: _Pending, ready: Callable[..., Outgoing], *asked: Any) -> None:
+    def _make_out(self, pending: _Pending, way_out: WayOut) -> None:
         """Make ready what a new message asks for; an error about it comes here, and not later."""
         try:
-            pending.out = out = ready(
-                *asked, pending.options[2], in_transaction=not self.channel.supports_batch_publish
+            pending.out = way_out.ready(
+                pending.properties,
+                Destination(pending.exchange, pending.routing_key),
+                pending.options[2],
+                in_transaction=not self.channel.supports_batch_publish,
             )
-            pending.records = out.records
+            pending.records = pending.out.records
         except BinaryDelayError:
             raise
         except BaseException as exc:

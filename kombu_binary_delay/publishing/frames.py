@@ -127,7 +127,8 @@ class Messages:
         :raises UNWRITABLE: as :meth:`add`.
         """
         room = self._connection.frame_max - _OVERHEAD
-        _check_size(header, room)
+        if _BEFORE_PROPERTIES + len(header) > room:
+            _check_size(header, room)
         # A reserved 0, two short strings, and two bits.
         bits = bool(flags[0]) + 2 * bool(flags[1])
         arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
@@ -218,7 +219,8 @@ def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], b
 
 
 def _write_short(text: Any) -> bytes:
-    text = text or ""
+    if not text:
+        return b"\0"
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return b"%c%b" % (len(data), data)
 

@@ -27,7 +27,9 @@ _BYTES = "latin-1"
 #: The type of a text in a table and its length, for the lengths below this one.
 _SHORT = 256
 _LENGTHS = [str(write_value("x" * length)[:5], _BYTES) for length in range(_SHORT)]
+#: The ladder's header, and its due time up to the value, which takes 8 bytes and a type.
 _PACKED = str(write_name(HEADER) + b"F", _BYTES)
+_DUE = _PACKED + str((4 + 9).to_bytes(4, "big") + write_name("due"), _BYTES)
 
 
 class Template:
@@ -82,9 +84,11 @@ class Template:
 
     def can_encode(self, headers: Mapping[str, Any]) -> bool:
         """Return whether these headers say nothing of a message's way."""
-        return self._is_plain and (
-            len(headers) == len(self._varying) or _OF_THE_WAY.isdisjoint(headers)
-        )
+        return self._is_plain and _OF_THE_WAY.isdisjoint(headers)
+
+    def is_usual(self, headers: Mapping[str, Any]) -> bool:
+        """Return whether these are the headers that differ, and the others leave its way alone."""
+        return self._is_plain and len(headers) == len(self._slots)
 
     def read(self, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
         """Return the properties of a message, its headers among them."""
@@ -98,11 +102,12 @@ class Template:
         self,
         headers: Mapping[str, Any],
         properties: Mapping[str, Any],
-        packed: Mapping[str, Any] | None = None,
+        due: int | None = None,
     ) -> bytes:
         """Return the flags and properties of a message as they are written.
 
-        :param packed: what the ladder's header has; None if the message does not wait.
+        :param due: for the ladder's header, in milliseconds since the epoch, after January 1970;
+            None if the message does not wait.
         """
         # As text, in which each byte is a letter: it is joined and measured in fewer steps.
         parts: list[str] = []
@@ -116,13 +121,16 @@ class Template:
         if len(headers) > len(self._slots):
             further = {name: headers[name] for name in headers if name not in self._varying}
             parts.append(str(write_fields(further), _BYTES))
-        if packed is None:
-            parts.append(self._tail)
-        else:
-            parts += (self._tail, _PACKED, str(counted(write_fields(packed)), _BYTES))
+        parts.append(self._tail)
         names = tuple(properties)
-        if packed is not None and EXPIRATION in packed:
-            names = tuple(name for name in names if name != EXPIRATION)
+        if due is not None:
+            if EXPIRATION in names:
+                # The ladder keeps it.
+                names = tuple(name for name in names if name != EXPIRATION)
+                packed = {"due": due, EXPIRATION: properties[EXPIRATION]}
+                parts.append(_PACKED + str(counted(write_fields(packed)), _BYTES))
+            else:
+                parts += (_DUE, str(write_value(due), _BYTES))
         encode = self._encoders.get(names)
         if encode is None:
             encode = self._encoders[names] = _encoder(self._properties, names)
@@ -130,8 +138,8 @@ class Template:
 
 
 #: A message of a kind: the template, the body, the headers that differ and further ones, the
-#: properties that differ, and when the headers say that it is due, in microseconds since the epoch;
-#: None if they do not.
+#: properties that differ, and when it is due, in microseconds since the epoch; None if it is not
+#: delayed. A header such as ``eta`` must say the same.
 OfKind = tuple[Template, bytes, dict[str, Any], dict[str, Any], int | None]
 
 
@@ -170,6 +178,18 @@ def _encoder(
             same += write(properties[name])
             flags |= flag
     parts = [flags.to_bytes(2, "big"), *parts, same]
+
+    if len(writes) == 1 and writes[0][0] > at:
+        [(place, only, write_one)] = writes
+        first, middle, last = (
+            b"".join(part) for part in (parts[:at], parts[at + 1 : place], parts[place + 1 :])
+        )
+
+        def encode_one(fields: bytes, filled: Mapping[str, Any]) -> bytes:
+            size = len(fields).to_bytes(4, "big")
+            return b"".join((first, size, fields, middle, write_one(filled[only]), last))
+
+        return encode_one
 
     def encode(fields: bytes, filled: Mapping[str, Any]) -> bytes:
         pieces = parts.copy()

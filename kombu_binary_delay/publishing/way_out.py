@@ -179,7 +179,9 @@ class WayOut:
         :raises DelayError: if its jitter is too long.
         """
         template, _, headers, properties, due = message
-        if not template.can_encode(headers) or self._generations.begins(headers):
+        if not template.is_usual(headers) and (
+            not template.can_encode(headers) or self._generations.begins(headers)
+        ):
             return None
         if due is not None:
             if self._journal is not None and not self._journal.is_ready:
@@ -200,14 +202,13 @@ class WayOut:
         due: int,
         now: int,
     ) -> tuple[bytes, int | None, str, str] | None:
-        packed: dict[str, Any] = {"due": -(-due // 1000)}
-        if EXPIRATION in properties:
-            packed[EXPIRATION] = properties[EXPIRATION]
-            if not is_expiration(packed[EXPIRATION]):
-                return None
+        if EXPIRATION in properties and not is_expiration(properties[EXPIRATION]):
+            return None
         name = properties.get("message_id") or properties.get("correlation_id")
         entry = self._router.enter(template.destination, due, now, template.priority, name)
-        return entry and (template.encode(headers, properties, packed), due, *entry)
+        if entry is None:
+            return None
+        return template.encode(headers, properties, -(-due // 1000)), due, *entry
 
     def _later(
         self,

@@ -151,7 +151,9 @@ class Plans:
         known = self._known
         exchange, key = destination
         text = self._routes.get((exchange, known.exchanges.types.get(exchange), key))
-        if text is None or not is_recent(known.looked, now):
+        # Messages without a name take their lanes in turns.
+        is_in_turn = self._lanes > 1 and not name
+        if text is None or is_in_turn or not is_recent(known.looked, now):
             return None
         lane = 0
         if self._lanes > 1 or known.keeps_urgent_apart:

@@ -230,20 +230,17 @@ class Compiler:
         reason = self._reason_of_row(call, known)
         return known if reason is None else reason
 
-    def publish(self, producer: Any, call: Call, reason: int | None) -> int | None:
+    def publish(self, producer: Any, call: Call, reason: int | None) -> None:
         """Publish a task whose message is of no kind that is known.
 
         :param producer: its attribute ``made`` is None, or a list to which it appends each
             :class:`Made` that it is given to publish.
-        :param reason: the index in :data:`REASONS` of why ``send_task`` must make it; None if its
-            kind can be learnt from it.
-        :returns: the same.
+        :param reason: why ``send_task`` must make it; None if its kind can be learnt from it.
         """
         if reason is not None:
             call.send(self._app, producer)
         else:
             self._learn(producer, call)
-        return reason
 
     def _reason_of_row(self, call: Call, known: Kind | None) -> int | None:
         if call.headers:
@@ -288,6 +285,19 @@ class _DifferentError(Exception):
     """A message differs from its template."""
 
 
+def _json_encoder() -> Callable[[Any], str]:
+    """Return ``json.dumps``, but for what that makes anew at each call, if it is CPython's."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return json.dumps
+    escape, plain = json.encoder.encode_basestring_ascii, json.JSONEncoder()
+    encode = make(None, plain.default, escape, None, ": ", ", ", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_to_json = _json_encoder()
+
+
 def _encoder(properties: dict[str, Any], compression: str | None) -> Callable[[Any], bytes]:
     """Return what encodes the bodies of a kind, as its message has been."""
     kind, encoding = properties["content_type"], properties["content_encoding"]
@@ -296,7 +306,7 @@ def _encoder(properties: dict[str, Any], compression: str | None) -> Callable[[A
     is_json = registry._encoders[serializer].encoder is kombu.utils.json.dumps  # noqa: SLF001
 
     def encoded(body: Any) -> bytes:
-        text = json.dumps(body) if is_json else dumps(body, serializer=serializer)[2]
+        text = _to_json(body) if is_json else dumps(body, serializer=serializer)[2]
         data: bytes = text.encode(encoding) if isinstance(text, str) else text
         return compress(data, compression)[0] if compression else data
 

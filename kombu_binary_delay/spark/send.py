@@ -402,7 +402,12 @@ class Sender:
             if is_paced:
                 pace.wait()
             self._begun += 1
-            self._try(self._send, sent)
+            try:
+                self._send(sent)
+            except _lost() as exc:
+                self._recover(exc)
+            if self._given_up:
+                self._finish_given_up()
         self._try(self._flush)
 
     # -- one message ---------------------------------------------------------------------------
@@ -411,28 +416,10 @@ class Sender:
         if sent.action != s.PUBLISH:
             self._amend(sent)
             return
-        row, producer = sent.row, self._connected()
         while True:
-            sent.published_at = now = time.time_ns() // 1000
+            sent.published_at = time.time_ns() // 1000
             try:
-                if sent.asked is None:
-                    if row.countdown is None:
-                        raise DelayError("neither eta nor countdown")
-                    # It starts here, and has the precision of a float.
-                    sent.asked = now + round(row.countdown * 1_000_000)
-                call = _call(row, sent.asked)
-                if self._jitter or call.headers:
-                    # As the transport does, by the same headers.
-                    jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
-                    sent.jitter = spread(call.task_id, jitter)
-                known = self._compiler.known(call)
-                if isinstance(known, Kind):
-                    self._fill(producer, sent, known, call)
-                else:
-                    producer.current = sent
-                    sent.reason = self._compiler.publish(producer, call, known)
-                    # Celery ignores an error that ends the batch while it takes an event.
-                    producer.batch.check()
+                self._publish(self._connected(), sent)
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
@@ -444,6 +431,27 @@ class Sender:
                 self._end_if_unanswered(exc)
                 self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
             return
+
+    def _publish(self, producer: _Producer, sent: Sent) -> None:
+        row = sent.row
+        if sent.asked is None:
+            if row.countdown is None:
+                raise DelayError("neither eta nor countdown")
+            # It starts here, and has the precision of a float.
+            sent.asked = time.time_ns() // 1000 + round(row.countdown * 1_000_000)
+        call = _call(row, sent.asked)
+        if self._jitter or call.headers:
+            # As the transport does, by the same headers.
+            jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
+            sent.jitter = spread(call.task_id, jitter)
+        known = self._compiler.known(call)
+        if isinstance(known, Kind):
+            self._fill(producer, sent, known, call)
+            return
+        producer.current, sent.reason = sent, known
+        self._compiler.publish(producer, call, known)
+        # Celery ignores an error that ends the batch while it takes an event.
+        producer.batch.check()
 
     def _fill(self, producer: _Producer, sent: Sent, kind: Kind, call: Call) -> None:
         """Publish a message of a kind, soon."""
@@ -568,9 +576,9 @@ class Sender:
 
     # -- and when the connection breaks --------------------------------------------------------
 
-    def _try(self, call: Callable[..., None], *given: Sent) -> None:
+    def _try(self, call: Callable[[], None]) -> None:
         try:
-            call(*given)
+            call()
         except _lost() as exc:
             self._recover(exc)
         if self._given_up:

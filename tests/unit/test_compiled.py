@@ -83,7 +83,8 @@ def by_templates(app):
         known = compiler.known(call)
         if isinstance(known, Kind):
             return fill(producer, known, call)
-        return compiler.publish(producer, call, known)
+        compiler.publish(producer, call, known)
+        return known
 
     return publish
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -174,3 +174,19 @@ def test_most_messages_of_a_kind_are_written_at_once():
         # The first asks for what it needs; then all that is left goes out.
         assert wire.writes == 2
         flush(batch)
+
+
+@given(st.lists(st.integers(1, 10**12), max_size=5), ladders)
+def test_what_is_filled_in_needs_no_header_that_asks_for_its_delay(delays, settings):
+    template = Template({"application_headers": {}, "priority": 3}, TO_MAIL, ())
+    whole, theirs = a_batch(settings)
+    filled, ours = a_batch(settings)
+    with patch("time.time_ns", lambda: NOW * 1000):
+        for delay in delays:
+            one = amqp.Message(b"hi", priority=3, application_headers={"x-delay": delay})
+            with suppress(BinaryDelayError):
+                whole.publish(one, routing_key="mail")
+        flush(whole)
+        filled.fill(Run([(template, b"hi", {}, {}, NOW + delay * 1000) for delay in delays]))
+        flush(filled)
+    assert ours.written == theirs.written
