@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
 
 from kombu_binary_delay.ladder.ladder import Ladder
@@ -190,7 +190,9 @@ def publish(
         return rows.withColumn("fate", fate), done is not None
 
     if dry_run:
-        return _counted(marked()[0])
+        rows, _ = marked()
+        counts = rows.groupBy("fate", "action").agg(F.count("*").alias("rows"))
+        return _counted(rows, counts.collect())
     longest = patience + _GROWTH * slice_seconds
     staging = Staging(spark, Place.parse(receipts), job_uuid(job_id), longest)
     staging.claim()
@@ -262,7 +264,12 @@ def _run(
     order = (F.col("fate") != "ready", F.col("action") == s.PUBLISH, "due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     staged = staging.store(placed.withColumn("place", F.monotonically_increasing_id()))
-    progress = _counted(staged)
+    # Within a part, places follow each other.
+    groups = staged.groupBy("fate", "action", F.shiftright("place", 33))
+    figures = F.min("place").alias("first"), F.count("*").alias("rows")
+    parts = groups.agg(*figures).collect()
+    staging.check_stored(sum(each["rows"] for each in parts))
+    progress = _counted(staged, parts)
     if progress.rejected:
         rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
@@ -273,7 +280,7 @@ def _run(
         append(rejected, run.rejects or str(Place.parse(run.receipts).beside("rejects")))
     report(progress)
     begin = time.monotonic()
-    for part in _slices(staged, run):
+    for part in _slices(staged, parts, run):
         is_first = not progress.confirmed
         target = replace(run.target, patience=min(run.target.patience, _AT_FIRST))
         counts = _publish_slice(part, run, target if is_first else run.target)
@@ -401,20 +408,25 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     ).drop(*_DONE)
 
 
-def _counted(marked: DataFrame) -> Progress:
-    found = marked.groupBy("fate", "action").count().collect()
+def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
+    """Return what is to be done.
+
+    :param groups: how many rows have each fate and action, also in several parts.
+    """
     counts: Counter[str] = Counter()
-    for row in found:
-        counts[row["fate"]] += row["count"]
-    amended = {row["action"]: row["count"] for row in found if row["fate"] == "ready"}
+    amended: Counter[str] = Counter()
+    for row in groups:
+        counts[row["fate"]] += row["rows"]
+        if row["fate"] == "ready":
+            amended[row["action"]] += row["rows"]
     return Progress(
-        to_cancel=amended.get(s.CANCEL, 0),
-        to_reschedule=amended.get(s.RESCHEDULE, 0),
-        remaining=counts.get("ready", 0),
-        rejected=counts.get("rejected", 0),
-        already=counts.get("already", 0),
-        later=counts.get("later", 0),
-        rejections=_rejections(marked) if counts.get("rejected") else {},
+        to_cancel=amended[s.CANCEL],
+        to_reschedule=amended[s.RESCHEDULE],
+        remaining=counts["ready"],
+        rejected=counts["rejected"],
+        already=counts["already"],
+        later=counts["later"],
+        rejections=_rejections(marked) if counts["rejected"] else {},
     )
 
 
@@ -426,7 +438,7 @@ def _rejections(marked: DataFrame) -> dict[str, int]:
     return {row["reason"]: row["count"] for row in most}
 
 
-def _slices(staged: DataFrame, run: _Run) -> Iterator[DataFrame]:
+def _slices(staged: DataFrame, parts: list[Row], run: _Run) -> Iterator[DataFrame]:
     """Yield slices by due time, the earliest first; rows with the same due time go by their id.
 
     Each takes about as long as it should, by the pace of the one before, which has been published
@@ -434,11 +446,12 @@ def _slices(staged: DataFrame, run: _Run) -> Iterator[DataFrame]:
     """
     ready = staged.where("fate = 'ready'")
     place, is_publish = F.col("place"), F.col("action") == s.PUBLISH
-    # Within a part, places follow each other.
-    runs = ready.groupBy(is_publish.alias("is_publish"), F.shiftright("place", 33).alias("part"))
-    runs_of = runs.agg(F.min("place").alias("first"), F.count("*").alias("rows")).collect()
     for kind in (False, True):
-        rest = sorted((row["first"], row["rows"]) for row in runs_of if row["is_publish"] is kind)
+        rest = sorted(
+            (row["first"], row["rows"])
+            for row in parts
+            if row["fate"] == "ready" and (row["action"] == s.PUBLISH) is kind
+        )
         rows = _FIRST_ROWS * run.publishers
         while rest:
             if kind and run.max_rate is not None:
