@@ -28,7 +28,9 @@ PAIR_TITLES = {
 }
 SPARK_TITLES = {
     "publish: Celery": "publish, by `send_task` in a loop, a confirm each",
+    "publish: Celery, batch": "the same in `producer.batch()`",
     "publish: Kombu": "publish, by Kombu in a loop, a confirm each",
+    "publish: template": "publish, by the template without Spark, with receipts",
     "publish: Spark": "publish, from Spark, with receipts",
     "plan": "plan, and its summary",
     "audit": "audit, of a receipt and three events each",
@@ -152,6 +154,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("tasks a second", "rate", "{:,.0f}"),
         Column("least", "rate", "{:,.0f}", of="least"),
         Column("most", "rate", "{:,.0f}", of="most"),
+        Column("of Spark, while it publishes", "publishing", "{:,.0f}"),
+        Column("Python's CPU, µs a task", "python_us"),
     ),
 }
 

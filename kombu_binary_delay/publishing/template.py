@@ -36,7 +36,7 @@ class Template:
     """A kind of message.
 
     :param properties: those of one message of the kind, by py-amqp's names.
-    :param destination: where all of them go.
+    :param destination: the exchange and the routing key of all of them.
     :param varying: the headers whose values differ. A message can have further headers.
     :param before: the header before which the further ones come; by default, they are the last.
     """
@@ -44,11 +44,11 @@ class Template:
     def __init__(
         self,
         properties: Mapping[str, Any],
-        destination: Destination,
+        destination: tuple[str, str],
         varying: Collection[str],
         before: str | None = None,
     ) -> None:
-        self.destination = destination
+        self.destination = Destination(*destination)
         self._properties = {name: properties[name] for name in properties if name != HEADERS}
         headers = dict(properties.get(HEADERS) or {})
         names = [*headers]
