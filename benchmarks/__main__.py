@@ -84,12 +84,12 @@ def record(name: str, broker: Broker, scale: Scale, into: Path) -> Row:
     :returns: the whole result: what was found, the machine, and the minutes that it took.
     """
     start, before = time.monotonic(), ticks()
-    found = SECTIONS[name](broker, scale)
+    figures = SECTIONS[name](broker, scale)
     release = ".".join(map(str, broker.release))
     result = {
         "machine": machine(broker),
         "rounds": 1 if name in ONCE else scale.rounds,
-        "found": found,
+        "found": figures,
         "stolen": stolen_since(before),
         "minutes": round((time.monotonic() - start) / 60, 1),
     }

@@ -122,7 +122,7 @@ class _Consuming:
     def look(self, rounds: int) -> Row:
         """Measure what it takes to look whether a message is amended."""
         took, counted = [], []
-        for call in (partial(each, self.message) for each in (self.deliver, self._nothing)):
+        for call in (partial(handler, self.message) for handler in (self.deliver, self._nothing)):
             # The least of many: what else the machine does only adds to it.
             took.append(min(repeat(call, timer=time.process_time, number=1000, repeat=rounds)))
             counted.append(instructions(call))
@@ -182,18 +182,18 @@ def _catching_up(broker: Broker, scale: Scale) -> dict[str, Row]:
         read = _read_plainly if name == "reader" else _catch_up
         return _in_a_fresh_process(read, vhosts[name].url, count)
 
-    found = summary(in_turns(list(vhosts), scale, measure, "catching up"), "reader")
+    figures = summary(in_turns(list(vhosts), scale, measure, "catching up"), "reader")
     for name, size in disks.items():
-        found[name]["disk_mb"] = {"median": size}
+        figures[name]["disk_mb"] = {"median": size}
     # And what the setting amendments_max_age is chosen by.
     vhosts["twice"] = vhosts["together"]
     _write(vhosts["twice"], _records(count))
     _rest(broker, scale)
     count *= 2
-    found |= summary(in_turns(["twice"], scale, measure, "catching up"))
+    figures |= summary(in_turns(["twice"], scale, measure, "catching up"))
     for name in ("together", "apart"):
         vhosts[name].delete()
-    return found
+    return figures
 
 
 def _records(count: int) -> list[Record]:
@@ -320,10 +320,10 @@ def _revokes(broker: Broker, scale: Scale) -> dict[str, Row]:
 
     for app in apps.values():
         app.control.revoke(_new_ids(1))
-    found = summary(in_turns(list(apps), scale, measure, "revokes", 3), "stock")
+    figures = summary(in_turns(list(apps), scale, measure, "revokes", 3), "stock")
     pools.reset()
     vhost.delete()
-    return found
+    return figures
 
 
 def _rate(function: Callable[[Any], object], arguments: list[Any]) -> float:
@@ -360,8 +360,8 @@ def _write(vhost: VHost, records: Sequence[Record], *, at_once: bool = True) -> 
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
-        for each in [records] if at_once else [[record] for record in records]:
-            amendments.write(each)
+        for group in [records] if at_once else [[record] for record in records]:
+            amendments.write(group)
 
 
 def _rest(broker: Broker, scale: Scale) -> None:

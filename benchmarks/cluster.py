@@ -50,7 +50,7 @@ def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
         publish(vhost.url, [(BODY, WEEK)] * 10)
     start = time.monotonic()
     publish_many(vhost, count, WEEK)
-    found = {
+    figures = {
         "whole": {"publish_rate": count / (time.monotonic() - start), **_look(cluster, vhost, some)}
     }
     elsewhere = VHost(second, vhost.name)
@@ -63,18 +63,18 @@ def _lose_a_node(cluster: Cluster, count: int, some: int) -> dict[str, Row]:
         RESTART,
         f"{first.node} still leads a queue",
     )
-    found["a node lost"] = {
+    figures["a node lost"] = {
         "usable_seconds": time.monotonic() - start,
         **_look(cluster, elsewhere, some),
     }
     start = time.monotonic()
     first.start(RESTART)
     cluster.wait_until_whole(RESTART)
-    found["the node back"] = {
+    figures["the node back"] = {
         "restart_seconds": time.monotonic() - start,
         **_look(cluster, elsewhere, some),
     }
-    return found
+    return figures
 
 
 def _look(cluster: Cluster, vhost: VHost, some: int) -> Row:

@@ -56,7 +56,7 @@ _FRAME = Struct(">BHI")
 def connecting(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Measure a task, sent by a connection and by a process that are made for it."""
     vhosts = {name: broker.vhost() for name in TRANSPORTS}
-    found: dict[str, Row] = {}
+    figures: dict[str, Row] = {}
     for name, vhost in vhosts.items():
         with Connection(vhost.url, transport=TRANSPORTS[name]) as connection:
             TASKS(connection.default_channel).declare()
@@ -77,15 +77,15 @@ def connecting(broker: Broker, scale: Scale) -> dict[str, Row]:
         program = time.perf_counter() - start
         row: Row = json.loads(said)
         cpu = (row["cpu"] - idle * row["watched"]) * 1000
-        each = {"ms": row["ms"], "cpu_ms": cpu, "frames": row["frames"], "trips": row["trips"]}
-        return {"program_ms": program * 1000} | {name: each[name] / count for name in each}
+        total = {"ms": row["ms"], "cpu_ms": cpu, "frames": row["frames"], "trips": row["trips"]}
+        return {"program_ms": program * 1000} | {name: total[name] / count for name in total}
 
     for kind in KINDS:
         keys = [f"{name}-{kind}" for name in TRANSPORTS]
-        found |= summary(in_turns(keys, scale, measure, "connecting", 10), keys[0])
+        figures |= summary(in_turns(keys, scale, measure, "connecting", 10), keys[0])
     for vhost in vhosts.values():
         vhost.delete()
-    return found
+    return figures
 
 
 @contextmanager

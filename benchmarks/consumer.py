@@ -62,7 +62,7 @@ def main(address: str, vhost: str, count: int, reads: str) -> None:
         cpu = time.process_time() - before
         size = max((_size(message) for message in sample), default=0)
         print(size, f"{times[0]:.6f} {cpu:.6f}", flush=True)
-        print(*(f"{each:.3f}" for each in lateness), flush=True)
+        print(*(f"{late:.3f}" for late in lateness), flush=True)
 
 
 def _skip_properties() -> None:

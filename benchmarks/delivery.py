@@ -78,13 +78,13 @@ TITLES = {name: title for name, (title, _) in WAYS.items()} | WORKERS
 
 def delivery(broker: Broker, scale: Scale) -> dict[str, Row]:
     """Measure the consumer's CPU of a delivery, beside Kombu's own transport."""
-    found = _plain(broker, scale)
+    figures = _plain(broker, scale)
     for pool in scale.pick(POOLS, POOLS[:1]):
         names = [name for name in WORKERS if name.endswith(pool)]
         measure = partial(_worker, broker, scale)
         runs = in_turns(names, scale, measure, "delivery", 2)
-        found |= summary(runs, names[0])
-    return found
+        figures |= summary(runs, names[0])
+    return figures
 
 
 def _plain(broker: Broker, scale: Scale) -> dict[str, Row]:

@@ -106,8 +106,8 @@ def release(broker: Broker, variant: Variant, herd: Herd, scale: Scale) -> Row:
         "consumer_us": arrived.cpu / count * 1e6,
         "release_cpu_us": (cpu - cpu_at_due - rest * (arrived.last - due)) / count * 1e6,
         "waiting_mb": waiting / 1e6,
-        "peak_mb": peak.found / 1e6,
-        "early": sum(each < -1 for each in arrived.lateness),
+        "peak_mb": peak.most / 1e6,
+        "early": sum(late < -1 for late in arrived.lateness),
         "missing": count - len(arrived.lateness),
         "twice": twice,
     }

@@ -23,7 +23,7 @@ LARGE = SMALL._replace(messages=2_000, size=65_536)
 
 def prefetch(_: Broker, scale: Scale) -> dict[str, Row]:
     """Compare the prefetches."""
-    names = [str(each) for each in scale.pick(PREFETCH, (DEFAULT, 512))]
+    names = [str(count) for count in scale.pick(PREFETCH, (DEFAULT, 512))]
 
     def measure(name: str) -> Row:
         advanced = (

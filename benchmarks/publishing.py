@@ -194,18 +194,18 @@ def cost(broker: Broker, scale: Scale) -> Row:
 
 def pairs(broker: Broker, scale: Scale) -> Row:
     """Measure one of each of the :data:`PAIRS` beside the other."""
-    found = {}
+    figures = {}
     for name, ((ours, many), (theirs, few)) in PAIRS.items():
         counts = {ours: scale.pick(many, 10), theirs: scale.pick(few, 10)}
         # Else one pays for what the other has left the broker to do.
         runs = compare(broker, counts, scale, 10, let_rest)
         both = summary(runs, theirs)
-        found[name] = both[ours]
+        figures[name] = both[ours]
         if not scale.quick:
             # Of both, the one that was disturbed more.
-            shares = [both[each]["stolen"] for each in (ours, theirs)]
-            found[name]["stolen"] = max(shares, key=itemgetter("most"))
-    return found
+            shares = [both[variant]["stolen"] for variant in (ours, theirs)]
+            figures[name]["stolen"] = max(shares, key=itemgetter("most"))
+    return figures
 
 
 def compare(

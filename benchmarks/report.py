@@ -194,7 +194,7 @@ def titles_of(section: str) -> Mapping[str, str]:
 
 def _table(name: str, result: Row) -> str:
     # That no message is missing is said below the table, which is wide enough.
-    columns = [each for each in TABLES[name] if each.figure != "missing" or _missing(result)]
+    columns = [column for column in TABLES[name] if column.figure != "missing" or _missing(result)]
     titles = titles_of(name)
     rows = [["", *(column.title for column in columns)], ["---"] + ["--:"] * len(columns)]
     for key, figures in result["found"].items():

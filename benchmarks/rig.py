@@ -85,7 +85,7 @@ class Peak:
     """The greatest memory of a broker, looked at five times a second, in bytes."""
 
     def __init__(self, broker: Broker) -> None:
-        self.found = 0
+        self.most = 0
         self._broker, self._over = broker, threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -99,7 +99,7 @@ class Peak:
 
     def _look(self) -> None:
         while True:
-            self.found = max(self.found, broker_memory(self._broker))
+            self.most = max(self.most, broker_memory(self._broker))
             if self._over.wait(0.2):
                 return
 
@@ -187,15 +187,15 @@ def _base(runs: dict[str, list[Row]], base: str | None, figure: str) -> list[flo
 
 
 def _figure(values: list[float], bases: list[float] | None) -> Row:
-    found: Row = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    figure: Row = {"median": statistics.median(values), "least": min(values), "most": max(values)}
     if bases and all(bases):
         ratios = [value / other for value, other in zip(values, bases, strict=True)]
         # Of few values, the other method has quartiles outside of them.
         quarters = (
             statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
         )
-        found["ratio_low"], found["ratio"], found["ratio_high"] = quarters
-    return found
+        figure["ratio_low"], figure["ratio"], figure["ratio_high"] = quarters
+    return figure
 
 
 def percentiles(values: Iterable[float]) -> Row:

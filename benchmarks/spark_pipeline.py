@@ -64,7 +64,7 @@ def pipeline(broker: Broker, scale: Scale) -> dict[str, Row]:
             for rows in scale.pick(RECKONED, (1_000,))
         }
         for name in next(iter(reckoned.values())):
-            calls |= {f"{name}: {rows:,}": (rows, each[name]) for rows, each in reckoned.items()}
+            calls |= {f"{name}: {rows:,}": (rows, row[name]) for rows, row in reckoned.items()}
         # What Spark compiles at the first job of a kind is paid once, whatever the number of rows.
         if not scale.quick:
             by_spark(100)
@@ -193,7 +193,7 @@ def _audit(events: DataFrame) -> DataFrame:
     """Audit a receipt and three events for each task."""
 
     def shaped(schema: str, **values: Any) -> DataFrame:
-        columns = [each.split() for each in schema.split(", ")]
+        columns = [column.split() for column in schema.split(", ")]
         return events.select(
             *((values.get(name, F.lit(None))).cast(kind).alias(name) for name, kind in columns)
         )

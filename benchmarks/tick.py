@@ -78,7 +78,7 @@ def travel(broker: Broker, tick: int, delays: list[float], quiet: float) -> Row:
         "p50": late["p50"],
         "p99": late["p99"],
         "cpu_us": cpu / len(delays) * 1e6,
-        "early": sum(each < 0 for each in lateness),
+        "early": sum(late < 0 for late in lateness),
     }
 
 

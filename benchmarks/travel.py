@@ -99,7 +99,7 @@ def arrivals(
 
     def arrived() -> Arrived:
         header_bytes, last, cpu = lines.readline().split()
-        lateness = [float(each) for each in lines.readline().split()]
+        lateness = [float(late) for late in lines.readline().split()]
         if not lateness:
             raise RuntimeError("nothing arrived")
         return Arrived(lateness, int(header_bytes), float(last), float(cpu))
@@ -149,7 +149,7 @@ def journey(
         "busiest": max(cpus) / (sum(cpus) or 1),
         **percentiles(arrived.lateness),
         # A millisecond is what the clocks of two processes may make of one moment.
-        "early": sum(each < -1 for each in arrived.lateness),
+        "early": sum(late < -1 for late in arrived.lateness),
         "missing": len(delays) - came,
         "publish_rate": len(delays) / published,
         "header_bytes": arrived.header_bytes,

@@ -105,7 +105,7 @@ class OnLadder(Variant):
         key, exchange = topology.address(digits, self._to), topology.entry_exchange(digits)
         values = (int(digit, 2) for digit in digits)
         waits = [d * w for d, w in zip(values, ladder.weights[-len(digits) :], strict=True) if d]
-        wait = sum(_short(each, self.longest) for each in waits)
+        wait = sum(_short(duration, self.longest) for duration in waits)
         headers: dict[str, Any] = {HEADER: {"due": int(time.time() * 1000) + delay}}
         if topology.delay_header:
             headers = {topology.delay_header: delay // 1000}

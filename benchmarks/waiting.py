@@ -74,7 +74,7 @@ def broker(broker: Broker, scale: Scale) -> dict[str, Row]:
         row: Row = {
             "publish_rate": rate,
             "memory": broker_memory(broker),
-            "memory_at_most": peak.found,
+            "memory_at_most": peak.most,
             "memory_per_message": (broker_memory(broker) - empty) / count,
             "disk": disk(broker.folder),
             "disk_per_message": (disk(broker.folder) - empty_disk) / count,

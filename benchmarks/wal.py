@@ -38,7 +38,7 @@ def wal(_: Broker, scale: Scale) -> dict[str, Row]:
         with Broker(os.environ.get("RABBITMQ_ROOT"), config) as broker:
             return fill(broker, count)
 
-    runs = in_turns([str(each) for each in SIZES], scale, measure, "wal")
+    runs = in_turns([str(size) for size in SIZES], scale, measure, "wal")
     return summary(runs, str(SIZES[-1]))
 
 

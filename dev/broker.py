@@ -357,5 +357,5 @@ class Broker(Node, Service):
 
 def _installed(root: str | None) -> str:
     """Return the version of the RabbitMQ that is installed in a root."""
-    found = Path(root or "/", "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")
-    return next(found).name.partition("-")[2]
+    folders = Path(root or "/", "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")
+    return next(folders).name.partition("-")[2]

@@ -82,7 +82,7 @@ def source() -> Path:
             pip += ["--no-binary=kombu", "--no-build-isolation", "--dest", partial]
             subprocess.run([*pip, name.replace("-", "==")], check=True)
             with tarfile.open(next(Path(partial).glob("*.tar.gz"))) as archive:
-                tests = [each for each in archive if each.name.startswith(f"{name}/t/")]
+                tests = [member for member in archive if member.name.startswith(f"{name}/t/")]
                 archive.extractall(partial, members=tests, filter="data")
             shutil.move(f"{partial}/{name}", folder)
     return folder
@@ -103,7 +103,7 @@ def run(folder: Path, server: Server, way: str, arguments: list[str]) -> int:
     options = ["-p", "dev.kombu_suite", "-p", "no:cacheprovider", "-c", os.devnull]
     options += ["--rootdir", str(folder), "-o", "python_classes=test_*", "-o", "markers=env\nflaky"]
     left_out = FORGETFUL if way == TRANSPORT else ()
-    options += [f"--deselect={SUITE}::{each}" for each in left_out]
+    options += [f"--deselect={SUITE}::{test}" for test in left_out]
     argv = [sys.executable, "-m", "pytest", "-q", *options, SUITE, *arguments]
     try:
         return subprocess.run(argv, env=env, cwd=folder, check=False).returncode

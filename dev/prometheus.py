@@ -72,15 +72,15 @@ class Prometheus(Service):
 
         :raises PrometheusError: if it is invalid, with Prometheus's message.
         """
-        found = self._get(f"query?{urlencode({'query': expression})}")["result"]
-        return [(each["metric"], float(each["value"][1])) for each in found]
+        vector = self._get(f"query?{urlencode({'query': expression})}")["result"]
+        return [(series["metric"], float(series["value"][1])) for series in vector]
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
         """Return the labels of the alerts that fire, by the alert's name."""
         firing: dict[str, list[dict[str, str]]] = {}
-        for each in self._get("alerts")["alerts"]:
-            if each["state"] == "firing":
-                firing.setdefault(each["labels"]["alertname"], []).append(each["labels"])
+        for alert in self._get("alerts")["alerts"]:
+            if alert["state"] == "firing":
+                firing.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
         return firing
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ def _commit() -> str:
     git = ["git", "-C", str(Path(__file__).parents[1])]
 
     def said(*words: str) -> str:
-        found = subprocess.run([*git, *words], capture_output=True, text=True, check=False)
-        return found.stdout.strip()
+        done = subprocess.run([*git, *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
 
     changed = said("status", "--porcelain", "--untracked-files=no", "--", ":!docs")
     return said("describe", "--always") + ("-dirty" if changed else "")

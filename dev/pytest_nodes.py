@@ -309,13 +309,13 @@ class LocalWorker(CeleryTestWorker):
     ) -> list[dict[str, Any]]:
         """Return a description, as of `psutil`, of its main process and those of its pool."""
         main = psutil.Process(self.container.worker.pid)
-        found = []
-        for each in (main, *main.children(recursive=True)):
+        rows = []
+        for process in (main, *main.children(recursive=True)):
             # A child may end meanwhile.
             with suppress(psutil.NoSuchProcess):
-                found.append(each.as_dict(columns))
+                rows.append(process.as_dict(columns))
         wanted = (filters or {}).items()
-        return [each for each in found if all(each.get(key) == value for key, value in wanted)]
+        return [row for row in rows if all(row.get(key) == value for key, value in wanted)]
 
 
 def _number(signal: str | int) -> signals.Signals:
@@ -323,4 +323,4 @@ def _number(signal: str | int) -> signals.Signals:
 
 
 def _list(numbers: Iterable[signals.Signals]) -> str:
-    return ", ".join(number.name for number in numbers)
+    return ", ".join(signal.name for signal in numbers)

@@ -85,7 +85,7 @@ def free_ports(count: int) -> list[int]:
 def _blocks(lowest: int, highest: int) -> list[int]:
     """Return the first port of each block outside of a range; of each block, if there is none."""
     every = range(10000, 65536 - _BLOCK, _BLOCK)
-    return [each for each in every if not lowest - _BLOCK < each <= highest] or list(every)
+    return [block for block in every if not lowest - _BLOCK < block <= highest] or list(every)
 
 
 def _is_free(port: int) -> bool:

@@ -146,7 +146,9 @@ class Settings:
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
             )
         self._check_jitter()
-        if not isinstance(self.relays, tuple) or not all(isinstance(x, str) for x in self.relays):
+        if not isinstance(self.relays, tuple) or not all(
+            isinstance(relay, str) for relay in self.relays
+        ):
             raise SettingsError(
                 f"{KEY}: relays must be a list of queue names or patterns, got {self.relays!r}"
             )

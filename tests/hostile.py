@@ -22,7 +22,11 @@ from kombu_binary_delay.ladder.ladder import MAX_KEY
 OURS = Topology(Ladder.binary(12, 1000))
 LADDERS = [OURS, CELERY, celery("shop"), NSERVICEBUS, NSERVICEBUS_V1]
 OF_LADDERS = [
-    *(name for each in LADDERS for name in (each.delivery, each.level_name(0), each.level_name(5))),
+    *(
+        name
+        for ladder in LADDERS
+        for name in (ladder.delivery, ladder.level_name(0), ladder.level_name(5))
+    ),
     *(OURS.parking, OURS.mirror_name("events"), OURS.queue_relay_name("mail"), OURS.direct),
     *("other.v2.delivery", "other.v2.mirror.events", "kbd.v2-1ms-300000000000x1.level-00"),
     *("kbd.v2-8ms-2x255.level-00", "kbd.v1.delivery", "kbd.v2-classic.parking"),
@@ -56,7 +60,7 @@ ODD_TEXT = st.sampled_from(
 )
 TEXT = st.text(max_size=9) | ODD_TEXT
 #: As AMQP's short strings.
-SHORT = TEXT.filter(lambda each: length(each) <= MAX_KEY)
+SHORT = TEXT.filter(lambda text: length(text) <= MAX_KEY)
 FIELD_NAMES = st.text(max_size=3) | st.sampled_from([b"\xff", "$bytes", "$table", "queue", "due"])
 #: Whatever py-amqp can decode.
 VALUES = st.recursive(
@@ -74,7 +78,9 @@ VALUES = st.recursive(
     )
     | TEXT
     | st.binary(max_size=9),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(FIELD_NAMES, each, max_size=2),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(FIELD_NAMES, children, max_size=2)
+    ),
     max_leaves=6,
 ) | st.builds(nested, st.sampled_from([1, 40, DEEPEST]), table=st.booleans())
 #: Whatever a program can have in its hands.

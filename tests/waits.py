@@ -27,10 +27,10 @@ def wait_until(ready: Callable[[], T], complaint: str = "not in time") -> T:
     :raises AssertionError: where it is not true in time.
     """
     end = time.monotonic() + PATIENCE
-    while not (found := ready()):
+    while not (answer := ready()):
         assert time.monotonic() < end, complaint
         time.sleep(0.05)
-    return found
+    return answer
 
 
 def consume_until(
@@ -60,11 +60,11 @@ def drain_until(connection: Any, ready: Callable[[], T], complaint: str = "not i
     :raises AssertionError: where it is not true in time.
     """
     end = time.monotonic() + PATIENCE
-    while not (found := ready()):
+    while not (answer := ready()):
         assert time.monotonic() < end, complaint
         with suppress(TimeoutError):
             connection.drain_events(timeout=0.1)
-    return found
+    return answer
 
 
 def unread(connection: Any) -> int:

@@ -163,8 +163,8 @@ def _amendments(
         before = earlier.setdefault(entry["key"], [])
         excused.update(before)
         if name in recorded:
-            for each in before:
-                amended[each] = min(amended.get(each, math.inf), recorded[name])
+            for predecessor in before:
+                amended[predecessor] = min(amended.get(predecessor, math.inf), recorded[name])
         before.append(name)
     return {name: at for name, at in amended.items() if name not in unknown}, excused
 

@@ -111,8 +111,8 @@ def publish(options: Publishing) -> None:
     dying = _Dying(book, options.dies_of)
     with _connect(options.urls, options.settings) as connection:
         producer = connection.Producer()
-        for declare in options.declares:
-            Queue(declare, queue_arguments=QUORUM)(connection.default_channel).queue_declare()
+        for queue in options.declares:
+            Queue(queue, queue_arguments=QUORUM)(connection.default_channel).queue_declare()
         start = time.monotonic()
         for number in range(options.first, options.first + options.count):
             since = number - options.first

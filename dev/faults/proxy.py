@@ -125,15 +125,15 @@ class _Pair:
 
     def cut(self) -> None:
         """Reset both sides."""
-        for each in self._sockets:
+        for end in self._sockets:
             with suppress(OSError):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._end(by_us=True)
 
     def _end(self, *, by_us: bool) -> None:
         # Where the budget is spent, either side may end it before we do.
         self._proxy.ended(self, by_us=by_us or self._left <= 0)
-        for each in self._sockets:
+        for end in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

@@ -53,19 +53,19 @@ def to_row(outcome: Outcome) -> Row:
 
 def table(rows: Iterable[Row]) -> Table:
     """Lay rows out for a terminal."""
-    found = Table(title="Faults", header_style="bold")
+    drawn = Table(title="Faults", header_style="bold")
     for name in ("scenario", "case", "RabbitMQ", "confirmed", "lost", "early", "wrong", "twice"):
-        found.add_column(name, justify="right" if name in ("lost", "early") else "left")
-    found.add_column("amended / ran yet / dropped wrongly")
-    found.add_column("late, s: p50 / p99 / max")
-    found.add_column("holds")
+        drawn.add_column(name, justify="right" if name in ("lost", "early") else "left")
+    drawn.add_column("amended / ran yet / dropped wrongly")
+    drawn.add_column("late, s: p50 / p99 / max")
+    drawn.add_column("holds")
     for row in rows:
         failed = [
-            f"{each['what']}: {each['value']}, limit {each['limit']}"
-            for each in row["checks"]
-            if not each["holds"]
+            f"{check['what']}: {check['value']}, limit {check['limit']}"
+            for check in row["checks"]
+            if not check["holds"]
         ]
-        found.add_row(
+        drawn.add_row(
             row["scenario"],
             row["case"],
             row["broker"],
@@ -77,7 +77,7 @@ def table(rows: Iterable[Row]) -> Table:
             " / ".join(f"{late:.2f}" for late in row["late"]),
             "yes" if row["holds"] else f"[bold red]NO[/] {'; '.join(failed)}",
         )
-    return found
+    return drawn
 
 
 def merge(path: Path, rows: Iterable[Row]) -> None:

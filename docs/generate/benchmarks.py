@@ -33,8 +33,8 @@ def beside(arguments: list[str], _: str) -> str:
     section, rows, figures = arguments[0], arguments[1].split(), arguments[2].split()
     rows = list(RESULTS[section]["found"]) if rows == ["*"] else rows
     titles = report.titles_of(section)
-    columns = {each.figure: each for each in report.TABLES[section] if each.of == "median"}
-    shown = [(columns[each], release) for each in figures for release in RELEASES]
+    columns = {column.figure: column for column in report.TABLES[section] if column.of == "median"}
+    shown = [(columns[name], release) for name in figures for release in RELEASES]
     head = ["", *(f"{column.title}: {release}" for column, release in shown)]
     cells = [
         [

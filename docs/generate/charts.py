@@ -50,9 +50,9 @@ def charts() -> dict[str, str]:
 
 
 def _drawn(bars: Bars) -> str:
-    found = RESULTS[bars.section + next(iter(RELEASES.values()))]["found"]
+    figures = RESULTS[bars.section + next(iter(RELEASES.values()))]["found"]
     titles = {**report.titles_of(bars.section), **WAITING}
-    rows = [_row(titles[row], found[row][bars.figure], bars.unit) for row in bars.rows]
+    rows = [_row(titles[row], figures[row][bars.figure], bars.unit) for row in bars.rows]
     scale = alt.Scale(type="log" if bars.is_log else "linear")
     chart = alt.Chart(alt.InlineData(values=rows)).encode(
         alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=300)),

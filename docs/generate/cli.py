@@ -9,5 +9,7 @@ from .markdown import table
 
 def cli_commands(_: list[str], __: str) -> str:
     """Return a table of the subcommands and their one line."""
-    rows = [[f"`{name}`", each.short_help or ""] for name, each in binary_delay.commands.items()]
+    rows = [
+        [f"`{name}`", command.short_help or ""] for name, command in binary_delay.commands.items()
+    ]
     return table(["Subcommand", "What it does"], rows, text=2)

@@ -33,13 +33,13 @@ def load(folder: Path = FOLDER) -> list[Run]:
 
 def keep(run: Run, folder: Path = FOLDER) -> None:
     """Record a run with its results, in place of an earlier one of the same versions."""
-    others = [each for each in load(folder) if _identity(each) != _identity(run)]
+    others = [kept for kept in load(folder) if _identity(kept) != _identity(run)]
     files: dict[str, Run] = {}
-    for each in sorted([*others, run], key=_identity):
-        results = json.dumps(each["results"]).encode()
+    for kept in sorted([*others, run], key=_identity):
+        results = json.dumps(kept["results"]).encode()
         name = f"{hashlib.sha256(results).hexdigest()[:8]}.json"
-        file = files.setdefault(name, {"runs": [], "results": each["results"]})
-        file["runs"].append({of: value for of, value in each.items() if of != "results"})
+        file = files.setdefault(name, {"runs": [], "results": kept["results"]})
+        file["runs"].append({of: value for of, value in kept.items() if of != "results"})
     for path in folder.glob("*.json"):
         path.unlink()
     for name, file in files.items():
@@ -115,11 +115,11 @@ def _name(run: Run) -> str:
 
 
 def _identity(run: Run) -> list[list[int]]:
-    return [_numbers(run[each]) for each in ("rabbitmq", "celery", "python")]
+    return [_numbers(run[part]) for part in ("rabbitmq", "celery", "python")]
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(each) for each in re.findall(r"\d+", version)]
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _minor(version: str) -> str:

@@ -64,15 +64,17 @@ def tables() -> str:
 def bad_destinations() -> str:
     """Return a table of what bad destinations cost a good one."""
     rows = [row for row in runs() if row["scenario"] == "bad destination"]
-    found: dict[str, dict[str, str]] = {}
+    by_case: dict[str, dict[str, str]] = {}
     for row in rows:
         notes = row["notes"]
         stuck = notes["good not there in time"]
         cell = f"{stuck} of 150 stuck" if stuck else f"{notes['worst among bad']:.2f} s"
-        found.setdefault(row["case"], {})[row["broker"]] = f"{notes['worst alone']:.2f} s → {cell}"
+        by_case.setdefault(row["case"], {})[row["broker"]] = (
+            f"{notes['worst alone']:.2f} s → {cell}"
+        )
     brokers = sorted({row["broker"] for row in rows}, key=_numbers)
     head = ("Bad destination", *(f"RabbitMQ {broker}" for broker in brokers))
-    cells = [[case, *(by.get(each, "") for each in brokers)] for case, by in found.items()]
+    cells = [[case, *(by.get(broker, "") for broker in brokers)] for case, by in by_case.items()]
     return table(head, cells) + _source(rows)
 
 
@@ -95,7 +97,7 @@ def _source(rows: list[dict[str, Any]]) -> str:
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    late = " / ".join(f"{each:.1f}" for each in row["late"])
+    late = " / ".join(f"{share:.1f}" for share in row["late"])
     counts = [str(row[name]) for name in ("confirmed", "lost", "early", "duplicates")]
     return [f"{row['scenario']}: {row['case']}", row["broker"], *counts, late]
 

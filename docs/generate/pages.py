@@ -30,7 +30,9 @@ def fill(page: str, makers: Mapping[str, Maker]) -> str:
     def made(part: re.Match[str]) -> str:
         if part["name"] not in makers:
             raise ValueError(f"nothing makes {part['name']!r}; there are {', '.join(makers)}")
-        arguments = [each.strip() for each in part["arguments"].split(",") if each.strip()]
+        arguments = [
+            argument.strip() for argument in part["arguments"].split(",") if argument.strip()
+        ]
         text = makers[part["name"]](arguments, page[: part.start()])
         return f"{part['begin']}\n{text.strip()}\n\n{part['end']}"
 

@@ -18,5 +18,5 @@ def pipeline_table(arguments: list[str], _: str) -> str:
     assert spec.loader is not None  # noqa: S101 - and is Python
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    columns = [each.split() for each in getattr(module, arguments[0]).split(", ")]
+    columns = [column.split() for column in getattr(module, arguments[0]).split(", ")]
     return table(("Column", "Type"), [(f"`{name}`", f"`{kind}`") for name, kind in columns])

@@ -156,7 +156,7 @@ def _best_effort(amendments: Amendments, less: str) -> Iterator[None]:
 def _checked(tasks: Any) -> tuple[list[Any], list[str]]:
     """Return the single ids and results of what a user has given, and their ids, each once."""
     single = list(_single(tasks))
-    names = [check_name(getattr(each, "id", each), "the id of a task") for each in single]
+    names = [check_name(getattr(task, "id", task), "the id of a task") for task in single]
     if not names:
         raise AmendmentError("got no task; give at least one id")
     return single, list(dict.fromkeys(names))
@@ -234,9 +234,9 @@ def _app_of(tasks: Any) -> Any:
 
     :raises AmendmentError: if they are of several apps, which may have other brokers.
     """
-    found = [getattr(each, "app", None) for each in (tasks if isinstance(tasks, list) else [tasks])]
+    given = [getattr(task, "app", None) for task in (tasks if isinstance(tasks, list) else [tasks])]
     # Celery's current app is a proxy.
-    real = (getattr(app, "_get_current_object", lambda app=app: app)() for app in found if app)
+    real = (getattr(app, "_get_current_object", lambda app=app: app)() for app in given if app)
     apps = {id(app): app for app in real}
     if len(apps) > 1:
         raise AmendmentError(

@@ -104,9 +104,9 @@ class RecordChannel(ConfirmChannel):
         unconfirmed = self._unconfirmed
         answered = [number] if number in unconfirmed else []
         if multiple:
-            answered = list(takewhile(lambda each: each <= number, unconfirmed))
-        for each in answered:
-            del unconfirmed[each]
+            answered = list(takewhile(lambda tag: tag <= number, unconfirmed))
+        for tag in answered:
+            del unconfirmed[tag]
         return len(answered)
 
     def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 - amqp's own

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.settings import milliseconds
 
 from .names import CANCELLED, POSTPONED, SUPERSEDED, UNSURE, Fate, Ids, Known, Names, forget
@@ -109,7 +109,7 @@ class Memory:
         :param properties: as it was published.
         :param now: milliseconds since the epoch.
         """
-        name, headers = names_of(properties)
+        name, headers = id_and_headers(properties)
         known = self._ids.find(name, now)
         if known is not None or GENERATION in headers:
             fate = self._judge_named(name, headers, known, now)
@@ -146,7 +146,7 @@ class Memory:
 
         :param now: milliseconds since the epoch.
         """
-        name, headers = names_of(properties)
+        name, headers = id_and_headers(properties)
         known = self._ids.find(name, now)
         if known is None:
             return self._is_unrecorded(properties, now)
@@ -176,7 +176,7 @@ class Memory:
 
         :returns: milliseconds since the epoch; None also if its record was read.
         """
-        name, headers = names_of(properties)
+        name, headers = id_and_headers(properties)
         generation = headers.get(GENERATION)
         # With the record, the id is not only cancelled.
         if not self._ids.is_cancelled(name, now) or headers.get(REPLACES) != name:

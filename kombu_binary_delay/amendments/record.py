@@ -138,7 +138,7 @@ def _read_cancel(read: dict[str, Any], at: int) -> Cancel | None:
 def _read_cancel_stamped(read: dict[str, Any], at: int) -> CancelStamped | None:
     stamps = read["cancel_stamped"]
     if isinstance(stamps, dict) and all(map(_are_names, stamps.values())):
-        return CancelStamped(tuple((name, tuple(each)) for name, each in stamps.items()), at)
+        return CancelStamped(tuple((name, tuple(values)) for name, values in stamps.items()), at)
     return None
 
 
@@ -216,17 +216,17 @@ def check_wait(value: object) -> int | None:
 def judged_by(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers that decide whether a message was amended, as JSON can hold them.
 
-    These are all that a judge reads, beside those of :func:`.identity.names_of`.
+    These are all that a judge reads, beside those of :func:`.identity.id_and_headers`.
     """
     names = KEY, REPLACES, GENERATION
-    found: dict[str, Any] = {
+    judged: dict[str, Any] = {
         name: headers[name] for name in names if isinstance(headers.get(name), str)
     }
     if stamps := stamps_of(headers):
-        found[STAMPS] = stamps
+        judged[STAMPS] = stamps
     if headers.get(NESTING):
-        found[NESTING] = True
-    return found
+        judged[NESTING] = True
+    return judged
 
 
 def stamps_of(headers: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -270,5 +270,5 @@ def split(
 ) -> list[Cancel]:
     """Return the records that cancel many names, each of a bounded size."""
     listed = list(dict.fromkeys(names))
-    parts = range(0, len(listed), MAX_IDS)
-    return [Cancel(tuple(listed[part : part + MAX_IDS]), at, due, keyed) for part in parts]
+    begins = range(0, len(listed), MAX_IDS)
+    return [Cancel(tuple(listed[begin : begin + MAX_IDS]), at, due, keyed) for begin in begins]

@@ -21,7 +21,7 @@ from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, 
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import ETA, JITTER, TASK, X_DELAY, is_over
 from kombu_binary_delay.ladder.envelope import COPIES, HEADERS, OFFSET, seen_as
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
 from kombu_binary_delay.routing.router import Delivery
 from kombu_binary_delay.wire import alarms
@@ -154,7 +154,7 @@ class WayIn:
                 and self._amendments.memory.revives(message.properties, time.time_ns() // 1_000_000)
             ):
                 # A Celery worker that got the broadcast has the id in its own set.
-                self._worker.accept_here(names_of(message.properties)[0])
+                self._worker.accept_here(id_and_headers(message.properties)[0])
             dispatch(message)
             return
         # Not by what py-amqp knows of the consumer, which may be cancelled by now.
@@ -211,7 +211,7 @@ class WayIn:
             # The task that replaces it has the same id, and is not revoked.
             self._drop(fate, message)
             return
-        name, _ = names_of(message.properties)
+        name, _ = id_and_headers(message.properties)
         # Not for longer: the next task with the id may replace this one.
         if not self._worker.discard(name, partial(dispatch, message)):
             logger.warning(
@@ -228,7 +228,7 @@ class WayIn:
             # Of a message without an `eta`, only the ladder's header has the due time.
             to = self._as_published(message).destination
             journal.taken_back(message.properties, to, again=False)
-        name, _ = names_of(message.properties)
+        name, _ = id_and_headers(message.properties)
         queue = self._channel.following.queue_of(message.delivery_info)
         logger.info("dropped %s from the queue %r: it was %s", _name(message), queue, fate.reason)
         dropped = Dropped(name, fate.reason, queue, message.properties, message.body)
@@ -364,5 +364,5 @@ class WayIn:
 
 
 def _name(message: Any) -> str:
-    name, headers = names_of(message.properties)
+    name, headers = id_and_headers(message.properties)
     return f"{headers.get(TASK) or 'the message'} {name or 'without an id'}"

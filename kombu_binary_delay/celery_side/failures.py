@@ -82,10 +82,10 @@ def to_raise_a_limit(said: str, vhost: str, user: str = "") -> str | None:
 
     :param said: RabbitMQ's text, such as "queue limit in vhost 'shop' (9) is reached".
     """
-    found = re.search(r"((?:node|user) )?(connection|queue) limit (in cluster)?", said)
-    if found is None:
+    limit = re.search(r"((?:node|user) )?(connection|queue) limit (in cluster)?", said)
+    if limit is None:
         return None
-    whose, what, in_cluster = found.groups()
+    whose, what, in_cluster = limit.groups()
     if whose == "user ":
         by = f"""set_user_limits {shlex.quote(user)} '{{"max-connections": NUMBER}}'"""
     elif whose or in_cluster:
@@ -149,7 +149,9 @@ def _place(target: Target) -> str:
 def _hosts(target: Target) -> str:
     first = target.plain()
     several = [Connection(url, ssl=first.ssl) for url in first.alt] or [first]
-    return ", ".join(f"{each.hostname or 'localhost'}:{_port(each)}" for each in several)
+    return ", ".join(
+        f"{connection.hostname or 'localhost'}:{_port(connection)}" for connection in several
+    )
 
 
 def _port(connection: Connection) -> int:

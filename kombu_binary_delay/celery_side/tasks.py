@@ -88,7 +88,7 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
         body, content_type, properties.get("content_encoding") or "utf-8", accept={content_type}
     )
     if not isinstance(command, Mapping) or any(
-        command.get(each) for each in ("destination", "pattern", "matcher")
+        command.get(option) for option in ("destination", "pattern", "matcher")
     ):
         return []
     given = command.get("arguments")
@@ -103,8 +103,8 @@ def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> 
 
 def may_revoke(body: Any) -> bool:
     """Return whether a broadcast may revoke something, by its body, in any usual serialization."""
-    found = body if isinstance(body, str) else bytes(body).decode("latin-1")
-    return "revoke" in found or "terminate" in found
+    text = body if isinstance(body, str) else bytes(body).decode("latin-1")
+    return "revoke" in text or "terminate" in text
 
 
 def _stamped(headers: Any, now: int) -> Iterator[CancelStamped]:
@@ -135,7 +135,8 @@ def reads_results(callback: Any) -> bool:
     """Whether a consumer's callback is that of Celery's result backend ``rpc://``."""
     callbacks = getattr(getattr(callback, "__self__", None), "callbacks", None) or ()
     return any(
-        str(getattr(each, "__module__", "")).startswith("celery.backends.") for each in callbacks
+        str(getattr(function, "__module__", "")).startswith("celery.backends.")
+        for function in callbacks
     )
 
 

@@ -54,21 +54,21 @@ def check_url(url: str) -> None:
 
     :raises ValueError: without a part of the URL, which has a password.
     """
-    for each in url.split(";"):
-        if "://" not in each and not set(each) & set(":/@"):
+    for part in url.split(";"):
+        if "://" not in part and not set(part) & set(":/@"):
             continue
-        if "://" not in each or not is_broker_url(each):
+        if "://" not in part or not is_broker_url(part):
             raise ValueError(
                 "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
             )
         try:
-            parse_url(each)
+            parse_url(part)
         except (ValueError, KeyError) as exc:
             # Without the original message: it has a part of the password.
             raise ValueError(
                 "the URL of the broker cannot be read; write what is special in its user, "
                 "password and virtual host percent-encoded, such as %2F for a slash"
-            ) from (exc if "@" not in each else None)
+            ) from (exc if "@" not in part else None)
 
 
 def check_scheme(url: str, transport: Any) -> None:
@@ -173,11 +173,11 @@ def _tls_of_url(options: dict[str, Any] | None, given: Any, *, asks: bool) -> An
     :param given: the parameter of the connection, or that of its first URL.
     :param asks: whether the scheme or the transport asks for TLS.
     """
-    found = options or (given if isinstance(given, dict) else {})
-    found = {_option(name): value for name, value in found.items()}
+    query = options or (given if isinstance(given, dict) else {})
+    query = {_option(name): value for name, value in query.items()}
     if given and not isinstance(given, _UrlsTLS):
-        return found or given
-    tls = _UrlsTLS(found)
+        return query or given
+    tls = _UrlsTLS(query)
     tls.asks = asks or bool(options)
     return tls
 
@@ -188,7 +188,7 @@ def _aliases(transport: Any) -> tuple[str, str]:
 
 def _is_tls(scheme: str, transport: Any) -> bool:
     schemes = {*_SCHEMES, transport.alias}
-    if scheme not in schemes | {f"{each}s" for each in schemes}:
+    if scheme not in schemes | {f"{known}s" for known in schemes}:
         raise SettingsError(
             f"the broker URL's scheme is {scheme!r}, but {transport.__name__} connects to RabbitMQ "
             f"only: use amqp:// or amqps://, or leave the transport out (Celery: broker_transport) "
@@ -204,7 +204,7 @@ def _tls_options(url: str) -> dict[str, Any]:
 
 def _without_tls_options(url: str) -> str:
     place, mark, query = url.partition("?")
-    kept = "&".join(each for each in query.split("&") if not each.startswith("ssl_"))
+    kept = "&".join(option for option in query.split("&") if not option.startswith("ssl_"))
     return f"{place}{mark}{kept}" if kept else place
 
 

@@ -7,6 +7,7 @@ own transport. This module must not import Celery: a Kombu program may not have 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -40,15 +41,34 @@ def _ready(sender: Any = None, **_: Any) -> None:
         return
     settings = Settings.from_transport_options(client.transport_options)
     version = str(connection.server_properties.get("version", ""))
-    is_refused = "refused" in mechanism.executor.last_warning
-    logger.info("%s", line(settings, mechanism.router.topology, version, is_refused=is_refused))
+    text = line(
+        settings,
+        mechanism.router.topology,
+        version,
+        is_refused="refused" in mechanism.executor.last_warning,
+        confirms=confirms(client.transport_options),
+    )
+    logger.info("%s", text)
 
 
-def line(settings: Settings, topology: Topology, version: str, *, is_refused: bool = False) -> str:
+def confirms(transport_options: Mapping[str, Any]) -> bool:
+    """Whether Kombu waits at each publish until the broker has the message."""
+    return bool(transport_options.get("confirm_publish"))
+
+
+def line(
+    settings: Settings,
+    topology: Topology,
+    version: str,
+    *,
+    is_refused: bool = False,
+    confirms: bool = True,
+) -> str:
     """Write what a worker says of its transport.
 
     :param version: the broker's.
     :param is_refused: whether the broker has refused a part of what it needs.
+    :param confirms: whether each publish waits until the broker has the message.
     """
     given = [
         f"{field.name}={value!r}"
@@ -59,6 +79,8 @@ def line(settings: Settings, topology: Topology, version: str, *, is_refused: bo
     return (
         f"kombu-binary-delay is on{but}: delayed tasks wait on RabbitMQ {version} in "
         f"{describe(topology)}; settings: {', '.join(given) or 'the defaults'}"
+        + "; publisher confirms are off (confirm_publish): what a broken connection loses is lost"
+        * (not confirms)
     )
 
 

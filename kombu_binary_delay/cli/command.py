@@ -242,7 +242,7 @@ dry_run = click.option(
 )
 
 
-def _names_of_queues(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
+def _check_queue_names(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
     for name in values:
         if not 0 < len(name.encode(errors="surrogateescape")) <= MAX_KEY:
             raise click.BadParameter(f"a queue's name has 1 to {MAX_KEY} bytes, got {name!r}")
@@ -254,7 +254,7 @@ queues_of_yours = click.option(
     "queues",
     multiple=True,
     metavar="NAME",
-    callback=_names_of_queues,
+    callback=_check_queue_names,
     help="Lead to this queue of yours, too; may be repeated.",
 )
 ladder = click.option(

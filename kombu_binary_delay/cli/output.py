@@ -291,12 +291,12 @@ def teardown(value: Teardown, *, dry: bool = False) -> RenderableType:
     return Group(*lines, *_names(value.exchanges, "exchange"), *_names(value.queues, "queue"))
 
 
-def amended(value: Amended, *, dry: bool = False, found: bool = True) -> RenderableType:
+def amended(value: Amended, *, dry: bool = False, known: bool = True) -> RenderableType:
     """Draw what was recorded, or would be.
 
-    :param found: whether the tasks are known to exist.
+    :param known: whether the tasks are known to exist.
     """
-    count = _count(value.ids, "task" if found else "id")
+    count = _count(value.ids, "task" if known else "id")
     if value.action == CANCEL:
         head = f"cancellation {_done(dry, 'recorded')} for {count}, kept until "
         head += moment(value.until)
@@ -305,7 +305,7 @@ def amended(value: Amended, *, dry: bool = False, found: bool = True) -> Rendera
             f"{_done(dry, 'recorded')} for {count}: not before {moment(value.due or 0)}; "
             f"one that is due later keeps its time"
         )
-    head += "" if found else " (ids are not looked up)"
+    head += "" if known else " (ids are not looked up)"
     lines: list[RenderableType] = [
         Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
     ]
@@ -326,7 +326,7 @@ def _cut(name: str) -> str:
     return repr(name if len(name) <= 60 else f"{name[:60]}…")
 
 
-amended_by_id = partial(amended, found=False)
+amended_by_id = partial(amended, known=False)
 
 
 def redriven(value: Redrive) -> RenderableType:

@@ -35,7 +35,7 @@ def shorten_words(words: Sequence[str], kinds: Sequence[str], most: int) -> list
     read = [at for at in reversed(range(len(words))) if kinds[at] == "read"]
     others = sorted(
         (at for at in range(len(words)) if kinds[at] != "read"),
-        key=lambda at: min((abs(at - each) for each in read), default=-at),
+        key=lambda at: min((abs(at - place) for place in read), default=-at),
     )
     kept: set[int] = set()
     for at in (*read, *others):
@@ -60,7 +60,7 @@ def _joined(words: Sequence[str], kinds: Sequence[str], kept: set[int]) -> list[
         elif kind == "read":
             # A gap that contains a word of the kind "read" has that style.
             joined[-1] = (_GAP, kind)
-    return [each for each in joined if each[0]]
+    return [text for text in joined if text[0]]
 
 
 def _length(joined: Sequence[tuple[str, str]]) -> int:

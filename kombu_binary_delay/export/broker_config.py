@@ -91,7 +91,7 @@ def broker_config(version: str = NEWEST) -> dict[str, str]:
 
     :param version: a release of RabbitMQ, such as ``"4.3"`` or ``"3.10.8"``.
     """
-    settings = [each for each in SETTINGS if each.is_for(version)]
+    settings = [setting for setting in SETTINGS if setting.is_for(version)]
     return {
         CONF: _conf([setting for setting in settings if setting.conf is not None], version),
         ADVANCED: _advanced([setting for setting in settings if setting.conf is None], version),
@@ -108,9 +108,9 @@ def _conf(settings: list[Setting], version: str) -> str:
 
 def _advanced(settings: list[Setting], version: str) -> str:
     by_application: dict[str, list[Setting]] = {}
-    for each in settings:
-        by_application.setdefault(each.application, []).append(each)
-    parts = [f" {{{name}, [\n{_terms(each)} ]}}" for name, each in by_application.items()]
+    for setting in settings:
+        by_application.setdefault(setting.application, []).append(setting)
+    parts = [f" {{{name}, [\n{_terms(chosen)} ]}}" for name, chosen in by_application.items()]
     body = "[\n" + ",\n".join(parts) + "\n]." if parts else "[]."
     return f"{_head(ADVANCED, settings, version, '%%')}{body}\n"
 

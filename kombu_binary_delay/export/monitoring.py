@@ -69,7 +69,7 @@ def names(topology: Topology) -> dict[str, str]:
         queue, whose name without its lane is both groups.
     """
     if not topology.is_ours:
-        queues = (each.name for part in topology.levels for each in part.queues)
+        queues = (queue.name for part in topology.levels for queue in part.queues)
         numbered = (re.sub(r"[0-9]+$", "[0-9]+", _plain(queue)) for queue in queues)
         levels = "|".join(dict.fromkeys(numbered))
         return {
@@ -121,7 +121,7 @@ def _filled(template: str, topology: Topology) -> str:
     text = files(__package__).joinpath("templates", template).read_text()
     # A number in JSON, where the placeholder is all of a string.
     text = text.replace('"@worker_holds@"', values["worker_holds"])
-    return re.sub("@([a-z_]+)@", lambda found: values[found[1]], text)
+    return re.sub("@([a-z_]+)@", lambda placeholder: values[placeholder[1]], text)
 
 
 def _levels(topology: Topology) -> Iterator[_Json]:
@@ -141,7 +141,9 @@ def _levels(topology: Topology) -> Iterator[_Json]:
 
 def _due(topology: Topology) -> Iterator[_Json]:
     """Yield the queries of the forecast, two for each time that the ladder reaches."""
-    for number, horizon in enumerate(each for each in _HORIZONS if each <= topology.ladder.maximum):
+    for number, horizon in enumerate(
+        reached for reached in _HORIZONS if reached <= topology.ladder.maximum
+    ):
         surely, probably = within(topology, horizon)
         for second, (query, legend) in enumerate(((probably, ""), (surely, "surely "))):
             yield {

@@ -106,12 +106,12 @@ class _Figure:
         # The exchange that leads directly to queues is the alternate of the delivery exchange: the
         # figure shows both as one.
         straight = topology.to_queue(queue).bindings
-        last = (replace(each, source=topology.delivery) for each in straight)
+        last = (replace(binding, source=topology.delivery) for binding in straight)
         self.part = topology.whole + Part(bindings=tuple(last))
         self.below = {
-            each.name: (each.wait, str(dict(each.arguments)["x-dead-letter-exchange"]))
-            for each in self.part.queues
-            if each.wait is not None
+            queue.name: (queue.wait, str(dict(queue.arguments)["x-dead-letter-exchange"]))
+            for queue in self.part.queues
+            if queue.wait is not None
         }
         levels = range(topology.ladder.levels - 1, -2, -1)
         self.level = {topology.level_name(level): level for level in levels}
@@ -141,10 +141,10 @@ class _Figure:
         now, exchange = 0, self.entry_exchange
         while exchange in self.level or exchange == self.entry_exchange:
             (binding,) = (
-                each
-                for each in self.part.bindings
-                if each.source == exchange
-                and (exchange not in self.level or matches_topic(each.key, self.key))
+                way
+                for way in self.part.bindings
+                if way.source == exchange
+                and (exchange not in self.level or matches_topic(way.key, self.key))
             )
             if exchange in self.level:
                 taken[exchange] = binding
@@ -283,7 +283,7 @@ class _Figure:
 
     def _draw_fold(self, row: _Row) -> None:
         y, hot = self.y[row.exchanges[0]], self._is_hot(row)
-        waits = [self.below[each][0] for each in row.hidden if each in self.below]
+        waits = [self.below[queue][0] for queue in row.hidden if queue in self.below]
         count, [first, *_] = len(row.exchanges), row.exchanges
         title = f"{count} more levels" if count > 1 else self._short(first)
         note = f"waits {range_of(waits)}"
@@ -307,7 +307,9 @@ class _Figure:
         read = {
             at for exchange in exchanges if exchange in self.taken for at in self._read(exchange)
         }
-        done = {at for each in self.taken if self.y[each] < y for at in self._read(each)}
+        done = {
+            at for exchange in self.taken if self.y[exchange] < y for at in self._read(exchange)
+        }
         if self.enters_queue:
             # The publisher has read the first digit, which is the last of the key's.
             done.add(len(self.topology.ladder.digits(self.delay)) - 1)

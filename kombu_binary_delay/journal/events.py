@@ -10,7 +10,7 @@ from kombu_binary_delay.amendments.record import MAX_BYTES, MAX_TIME, judged_by
 from kombu_binary_delay.errors import AddressError, BinaryDelayError
 from kombu_binary_delay.ladder.delay import ETA, ID, JITTER, TASK, due_time
 from kombu_binary_delay.ladder.envelope import HEADER, HEADERS, carried
-from kombu_binary_delay.ladder.identity import is_celery_task, names_of
+from kombu_binary_delay.ladder.identity import id_and_headers, is_celery_task
 from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.ladder.topology import Topology
 
@@ -82,7 +82,7 @@ def _levels(topology: Topology, exchange: str) -> str | None:
 
 def about(properties: dict[str, Any], exchange: str, routing_key: str) -> dict[str, Any]:
     """Return the fields of an event that identify a message."""
-    name, headers = names_of(properties)
+    name, headers = id_and_headers(properties)
     is_task = is_celery_task(headers)
     # Celery does not know that a task without an eta was delayed, so there is no event when it is
     # executed. Readers of the journal expect that event for each task with a name.
@@ -126,14 +126,14 @@ def due(headers: Mapping[str, Any]) -> int | None:
         name: headers[name] for name in (ETA, TASK, ID, JITTER) if headers.get(name) is not None
     }
     try:
-        found = due_time(asked, 0)
+        time = due_time(asked, 0)
     except BinaryDelayError:
-        found = None
+        time = None
     packed = headers.get(HEADER)
-    if found is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
+    if time is None and isinstance(packed, dict) and isinstance(packed.get("due"), int):
         # It was rounded up to milliseconds.
-        found = packed["due"] * 1000 - 999
-    return None if found is None else min(max(found, 0), _LATEST)
+        time = packed["due"] * 1000 - 999
+    return None if time is None else min(max(time, 0), _LATEST)
 
 
 def to_line(event: dict[str, Any]) -> str:

@@ -160,7 +160,7 @@ class Journal:
 
         :raises RecoverableConnectionError: if it does not, and blocks the connection.
         """
-        found, follows = False, self._follows
+        has_written, follows = False, self._follows
         #: Written, and perhaps not read by the broker.
         unread: list[dict[str, Any]] = []
         try:
@@ -171,9 +171,9 @@ class Journal:
                 self._follows = True
                 unread.append(event)
                 self._note(event)
-                if not found:
+                if not has_written:
                     self._wait_for(unread)
-                found = True
+                has_written = True
             if unread and not self._is_stopped:
                 self._wait_for(unread)
         finally:
@@ -181,7 +181,7 @@ class Journal:
             self._later.extendleft(reversed(unread))
             # The next alarm must not end a connection that only publishes.
             self._follows = follows
-        return found
+        return has_written
 
     def _wait_for(self, unread: list[dict[str, Any]]) -> None:
         """Wait until the broker has read these, and remove them from the list.

@@ -85,7 +85,7 @@ def wrap(
         if copies and copies.keys() == headers.keys() & set(COPIES):
             headers.pop("BCC", None)
             keys = further_keys(copies)
-            headers["CC"] = [address(Destination(destination.exchange, each)) for each in keys]
+            headers["CC"] = [address(Destination(destination.exchange, key)) for key in keys]
             packed |= {name.lower(): keys for name, keys in copies.items()}
     properties = dict(properties)
     if (expiration := properties.pop("expiration", None)) is not None:
@@ -220,24 +220,25 @@ def _named_death(
     exchange = death.get("exchange") if isinstance(death, dict) else None
     if not (isinstance(exchange, str) and _is_list_of_str(keys)):
         return death
-    keys = keys[:1] + [each for each in keys[1:] if each not in hidden]
+    keys = keys[:1] + [key for key in keys[1:] if key not in hidden]
     meant = [published(exchange, key) for key in keys]
-    found = [each for each in meant if each is not None]
-    if not found:
+    originals = [original for original in meant if original is not None]
+    if not originals:
         return death
     return {
         **death,
-        "exchange": found[0].exchange,
+        "exchange": originals[0].exchange,
         "routing-keys": [
-            key if each is None else each.routing_key for key, each in zip(keys, meant, strict=True)
+            key if original is None else original.routing_key
+            for key, original in zip(keys, meant, strict=True)
         ],
     }
 
 
 def _copies(headers: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    found = ((name, headers.get(name)) for name in COPIES)
+    values = ((name, headers.get(name)) for name in COPIES)
     # RabbitMQ refuses anything but a list of strings; amqp writes a tuple as a list.
-    listed = ((name, _texts(keys)) for name, keys in found)
+    listed = ((name, _texts(keys)) for name, keys in values)
     return [(name, keys) for name, keys in listed if _is_list_of_str(keys)]
 
 
@@ -283,4 +284,4 @@ def is_expiration(value: object) -> bool:
 
 
 def _is_list_of_str(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(element, str) for element in value)

@@ -231,12 +231,12 @@ FOREIGN_LADDERS = {
     "nservicebus-v1": NSERVICEBUS_V1,
     "celery": CELERY,
 }
-_BY_NAME = {name: each for each in FOREIGN_LADDERS.values() for name in each.names}
+_BY_NAME = {name: ladder for ladder in FOREIGN_LADDERS.values() for name in ladder.names}
 
 
 def ladder_of_name(name: str) -> ForeignLadder | None:
     """Return the other system's ladder that has an exchange or queue of this name, or None."""
-    found = _BY_NAME.get(name)
-    if found is None and (prefixed := _PREFIXED.fullmatch(name)):
-        found = celery(prefixed[1])
-    return found if found and found.owns(name) else None
+    ladder = _BY_NAME.get(name)
+    if ladder is None and (prefixed := _PREFIXED.fullmatch(name)):
+        ladder = celery(prefixed[1])
+    return ladder if ladder and ladder.owns(name) else None

@@ -9,7 +9,7 @@ from .delay import ID, TASK
 from .envelope import HEADERS
 
 
-def names_of(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def id_and_headers(properties: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the id of a message, or an empty string, and its headers.
 
     The ``correlation_id`` counts only with a ``reply_to``: a reply has that of its request.

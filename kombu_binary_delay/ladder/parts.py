@@ -59,13 +59,13 @@ class Part:
         exchanges before it exist with all their bindings to each other, and that every queue
         exists. Bindings from other exchanges come last: what they lead to is whole by then.
         """
-        places = {each.name: place for place, each in enumerate(self.exchanges)}
+        places = {exchange.name: place for place, exchange in enumerate(self.exchanges)}
         ready: dict[int, list[Binding]] = {}
-        for each in self.bindings:
-            place = places.get(each.source, len(places))
-            if not each.to_queue:
-                place = max(place, places.get(each.destination, -1))
-            ready.setdefault(place, []).append(each)
+        for binding in self.bindings:
+            place = places.get(binding.source, len(places))
+            if not binding.to_queue:
+                place = max(place, places.get(binding.destination, -1))
+            ready.setdefault(place, []).append(binding)
         yield from self.queues
         for place, exchange in enumerate(self.exchanges):
             yield exchange

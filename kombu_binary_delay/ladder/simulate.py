@@ -40,8 +40,8 @@ def walk(part: Part, exchange: str, key: str) -> Walk:
 
     :raises ValueError: if the message would wait in two queues at once, or go in a circle.
     """
-    exchanges = {each.name: each for each in part.exchanges}
-    queues = {each.name: each for each in part.queues}
+    exchanges = {declared.name: declared for declared in part.exchanges}
+    queues = {queue.name: queue for queue in part.queues}
     bindings = by_source(part.bindings)
     waits: list[Wait] = []
     while True:

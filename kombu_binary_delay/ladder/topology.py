@@ -264,7 +264,7 @@ class Topology:
             level = waits[-1]
             first = f"{'*.' * level}{digits[0]}."
             enter = (*self.direct_bindings(level), *self._waits(level, level))
-            bindings += tuple(each for each in enter if each.key.startswith(first))
+            bindings += tuple(binding for binding in enter if binding.key.startswith(first))
             exchanges += [exchange.name for exchange in self.direct_base.exchanges]
         return exchanges, queues, bindings
 
@@ -281,7 +281,7 @@ class Topology:
         into = [binding for level in self.levels[: height + 1] for binding in level.bindings]
         return tuple(
             dict.fromkeys(
-                [each for each in into if each.destination == self.delivery]
+                [binding for binding in into if binding.destination == self.delivery]
                 + [binding for binding in top.bindings if binding.source == last]
             )
         )
@@ -506,7 +506,7 @@ class Topology:
         enter = tuple(Binding(queue.name, queue.name, "") for queue in queues)
         lowest = 0 if self.layout == "skip" else level
         lowers = range(level, lowest - 1, -1)
-        waits = [wait for lower in lowers for wait in self._waits(level, lower)]
+        waits = [binding for lower in lowers for binding in self._waits(level, lower)]
         # The level last: if it exists, publishers rely on all the others.
         bindings = (*waits, self._down(level), *enter)
         return Part((*fanouts, self._exchange(name)), queues, bindings)

@@ -23,7 +23,7 @@ URGENT = 5
 
 def release(version: str) -> tuple[int, ...]:
     """Return the major and minor number of a version such as ``"3.10.8"``."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:

@@ -25,13 +25,13 @@ class Chosen:
 
     :param dues: the due times by id, in milliseconds since the epoch; None if not known.
     :param without_id: the number of messages without an id, which cannot be amended.
-    :param found: whether a search found them: one that cannot be amended is then no reason to
-        refuse the others.
+    :param by_search: whether a search returned them: one that cannot be amended is then no reason
+        to refuse the others.
     """
 
     dues: Mapping[str, int | None]
     without_id: int = 0
-    found: bool = False
+    by_search: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def choose(tasks: Iterable[WaitingTask]) -> Chosen:
             dues[task.id] = max(dues.get(task.id) or 0, task.due)
         else:
             without_id += 1
-    return Chosen(dues, without_id, found=True)
+    return Chosen(dues, without_id, by_search=True)
 
 
 def amend(
@@ -118,7 +118,7 @@ def _amendable(
                 if action == CANCEL:
                     amendments.require_room(due, now)
         except AmendmentError as exc:
-            if not chosen.found:
+            if not chosen.by_search:
                 raise
             left[name] = str(exc)
         else:

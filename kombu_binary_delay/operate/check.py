@@ -17,7 +17,7 @@ import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
 from kombu_binary_delay.celery_side.failures import to_raise_a_limit
-from kombu_binary_delay.celery_side.worker_log import describe
+from kombu_binary_delay.celery_side.worker_log import confirms, describe
 from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import X_DELAY
@@ -64,6 +64,7 @@ def check_app(app: Any) -> Iterator[Finding]:
     try:
         with app.connection_for_write() as connection:
             transport = connection.get_transport_cls()
+            confirmed = confirms(connection.transport_options)
     except (ImportError, AttributeError, KeyError) as exc:
         yield Finding(
             "transport",
@@ -83,6 +84,14 @@ def check_app(app: Any) -> Iterator[Finding]:
         )
         return
     yield Finding("transport", "ok", f"the app uses {name}")
+    if not confirmed:
+        yield Finding(
+            "confirms",
+            "note",
+            "publisher confirms are off: what a broken connection loses is lost",
+            "add to the transport options, broker_transport_options or Django's "
+            'CELERY_BROKER_TRANSPORT_OPTIONS:\n"confirm_publish": True',
+        )
     if app.conf.task_always_eager:
         yield Finding(
             "transport",

@@ -96,7 +96,7 @@ def plan(
 
     Of an ordinary queue, all messages are counted, and only tasks with a future ``eta`` are moved.
     """
-    names = [each.name for each in _sources(source, snapshot)]
+    names = [queue.name for queue in _sources(source, snapshot)]
     counts = ready(connection, names)
     queues = tuple((name, counts.get(name, 0)) for name in names)
     return Preview(queues, _left(names, snapshot.queues))
@@ -153,11 +153,13 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
     begun = time.monotonic()
     snapshot = Snapshot.read(management)
     queues = _sources(what, snapshot)
-    limits = {each.name: max_deliveries(each.name, snapshot.queues[each.name]) for each in queues}
+    limits = {
+        queue.name: max_deliveries(queue.name, snapshot.queues[queue.name]) for queue in queues
+    }
     filled, emptied = _ladders(to), _ladders(what)
     to = filled[0]
     # Queues of two types cannot have one name.
-    ours = next((each.namespace for each in (to, *emptied) if each.is_ours), namespace)
+    ours = next((ladder.namespace for ladder in (to, *emptied) if ladder.is_ours), namespace)
     side = Topology(namespace=ours, queue_type=to.queue_type)
     poison = f"{side.delivery_prefix}.poison"
     with (
@@ -195,26 +197,28 @@ def migrate(  # noqa: PLR0913 - where from, where to, and how
             sorter.begin_round()
             again = {name for name, count in left.items() if count}
             mover.start_over()
-            for each in queues:
-                count = (_returned if each.name in again else Probe.ready)(probe, each.name)
+            for source_queue in queues:
+                count = (_returned if source_queue.name in again else Probe.ready)(
+                    probe, source_queue.name
+                )
                 before = mover.counts["left"]
                 if count:
-                    limit = count if each.topology is None else None
+                    limit = count if source_queue.topology is None else None
                     moved += mover.run(
-                        each.name,
-                        partial(sorter.decide, each),
-                        requeue=partial(_requeue, each),
-                        max_deliveries=limits[each.name],
+                        source_queue.name,
+                        partial(sorter.decide, source_queue),
+                        requeue=partial(_requeue, source_queue),
+                        max_deliveries=limits[source_queue.name],
                         limit=limit,
                         expected=count,
                         progress=progress,
                     )
-                left[each.name] = mover.counts["left"] - before
+                left[source_queue.name] = mover.counts["left"] - before
             if isinstance(what, str):
                 break
         mover.close()
     counts, reasons = mover.counts, mover.reasons + sorter.undecodable
-    unreached = _left_at_the_end([each.name for each in queues], management)
+    unreached = _left_at_the_end([queue.name for queue in queues], management)
     return Migration(
         counts["moved"],
         counts["kept"],
@@ -253,7 +257,7 @@ def refuse_a_circle(
     :raises OperationError: if source and target are the same ladder.
     """
     emptied, filled = _ladders(source), _ladders(to)
-    both = {each.prefix for each in emptied} & {each.prefix for each in filled}
+    both = {ladder.prefix for ladder in emptied} & {ladder.prefix for ladder in filled}
     cluster, vhost = _place(taking)
     if both and (cluster, vhost) == _place(sending):
         raise OperationError(
@@ -286,16 +290,18 @@ def _sources(what: Topology | Sequence[Topology] | str, snapshot: Snapshot) -> t
             )
         return (Source(what),)
     ladders = _ladders(what)
-    found = tuple(source for ladder in ladders for source in sources(ladder, snapshot.queues))
-    if not found:
-        names = ", ".join(each.prefix for each in ladders)
-        others = sorted({each.prefix for each in map(ladder_of_name, snapshot.queues) if each})
+    queues = tuple(source for ladder in ladders for source in sources(ladder, snapshot.queues))
+    if not queues:
+        names = ", ".join(ladder.prefix for ladder in ladders)
+        others = sorted(
+            {ladder.prefix for ladder in map(ladder_of_name, snapshot.queues) if ladder}
+        )
         raise OperationError(
             f"there is no queue of the ladder {names} in this virtual host; 'status' lists the "
             f"ladders of the namespace"
             + (f", and of other systems there are: {', '.join(others)}" if others else "")
         )
-    return found
+    return queues
 
 
 def _requeue(source: Source, message: Any, count: str) -> Send | None:
@@ -359,35 +365,35 @@ class _Sorter:
             self.undecodable[why] += 1
             return self._poisoned(source, message, why)
         try:
-            found = read(source, key, message.properties, now, self._exchange_of)
-            if found is None:
+            reading = read(source, key, message.properties, now, self._exchange_of)
+            if reading is None:
                 return Keep("kept")
-            record = self._amendment(source, message, found)
+            record = self._amendment(source, message, reading)
             if source.topology is not None:
-                keep_due(found.properties[HEADERS], found.due)
+                keep_due(reading.properties[HEADERS], reading.due)
         except UNREADABLE_ERRORS as exc:
             return self._poisoned(source, message, str(exc) or repr(exc))
         if isinstance(record, Cancel):
-            return self._amend(record, found.due)
+            return self._amend(record, reading.due)
         if record is not None:
             return record
-        found.properties[HEADERS].pop(RETURNS, None)
+        reading.properties[HEADERS].pop(RETURNS, None)
         if self._to.is_ours:
             # At least one tick: a message that is already due also takes the ladder.
-            found.properties[HEADERS][X_DELAY] = max(found.due - now, 1)
-            to = found.destination
-            again = copy_of(message, found.properties)
+            reading.properties[HEADERS][X_DELAY] = max(reading.due - now, 1)
+            to = reading.destination
+            again = copy_of(message, reading.properties)
             return Send(again, to.exchange, to.routing_key, "moved")
         try:
-            return self._to_foreign_ladder(message, found, now)
+            return self._to_foreign_ladder(message, reading, now)
         except (AddressError, DelayError, TopologyError, AccessRefused) as exc:
             return Keep("left", str(exc))
 
     @staticmethod
-    def _amendment(source: Source, message: Any, found: Reading) -> Cancel | Keep | None:
+    def _amendment(source: Source, message: Any, reading: Reading) -> Cancel | Keep | None:
         """Return the cancellation in a message that waits on the ladder, if it is one."""
         ladder = source.topology
-        if ladder is None or not ladder.is_ours or found.destination != way_of_records(ladder):
+        if ladder is None or not ladder.is_ours or reading.destination != way_of_records(ladder):
             return None
         record = from_line(message.body)
         if not isinstance(record, Cancel):
@@ -423,7 +429,7 @@ class _Sorter:
         old one as well, where the number of digits is the same, and so without an end.
         """
         channel = self._taking.channel()
-        for ladder in (each for each in self._emptied if each.is_ours):
+        for ladder in (emptied for emptied in self._emptied if emptied.is_ours):
             exchange = exchange_name(ladder.namespace)
             way = route(way_of_records(ladder))
             names = [ladder.level_name(level) for level in range(ladder.ladder.levels)]
@@ -438,17 +444,17 @@ class _Sorter:
         channel.close()
         self._is_closed = True
 
-    def _to_foreign_ladder(self, message: Any, found: Reading, now: int) -> Send | Keep:
+    def _to_foreign_ladder(self, message: Any, reading: Reading, now: int) -> Send | Keep:
         """Return how to enter another system's ladder, without the headers that end the wait early.
 
         The headers of its own programs stay as they are.
         """
-        destination, properties = found.destination, found.properties
+        destination, properties = reading.destination, reading.properties
         if self._from is None or not self._from.is_ours:
             # From one to the other: both know a queue, or in Celery's case a key, by its name.
             destination = Destination("", destination.routing_key)
         names = [destination.routing_key, *further_keys(properties[HEADERS])]
-        out = onto(self._to, properties, destination, found.due, now)
+        out = onto(self._to, properties, destination, reading.due, now)
         for name in names:
             if not self._leads_to(name):
                 return Keep("left", f"the ladder leads to no queue for {name!r}; declare it first")
@@ -461,8 +467,8 @@ class _Sorter:
             if self._probe.has_queue(name):
                 create(self._asking, self._to, self._to.to_queue(name))
             elif not any(
-                lead.source == self._to.delivery and matches_topic(lead.key, name)
-                for lead in self._leads
+                binding.source == self._to.delivery and matches_topic(binding.key, name)
+                for binding in self._leads
             ):
                 return False
             self._bound.add(name)
@@ -480,13 +486,13 @@ class _Sorter:
         ]
         # Its patterns also match longer keys with the same end.
         exact = [way for way in ways if way.key == f"#.{routing_key}"]
-        found = {"" if each.to_queue else each.destination for each in exact or ways}
-        if len(found) == 1:
-            return found.pop()
+        exchanges = {"" if way.to_queue else way.destination for way in exact or ways}
+        if len(exchanges) == 1:
+            return exchanges.pop()
         if self._exchange is not None:
             return self._exchange
-        if found:
-            names = ", ".join(map(repr, sorted(found)))
+        if exchanges:
+            names = ", ".join(map(repr, sorted(exchanges)))
             raise OperationError(
                 f"a message for the routing key {routing_key!r} may have been published to any of "
                 f"the exchanges {names}; name the right one with --exchange"

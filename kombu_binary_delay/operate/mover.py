@@ -289,18 +289,18 @@ class Mover:
     def _flush(self) -> None:
         with ExitStack() as steps:
             # The last one is the first. All are done, also after an error.
-            steps.callback(self._settle)
+            steps.callback(self._remove_confirmed)
             # What the target refused may be published again by ``aside``.
             steps.callback(self._flush_batch, self._aside)
             steps.callback(self._flush_batch, self._onward)
             # A broker that confirms nothing may hold up the others until the program is killed.
-            steps.callback(self._settle)
+            steps.callback(self._remove_confirmed)
 
     def _flush_batch(self, batch: PublishBatch) -> None:
         with self._reachable(batch):
             batch.flush()
 
-    def _settle(self) -> None:
+    def _remove_confirmed(self) -> None:
         """Remove what is confirmed or safely written from the queue."""
         if self._acks is not None:
             self._acks.send()

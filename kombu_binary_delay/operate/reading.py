@@ -71,15 +71,15 @@ def sources(topology: Topology, existing: Mapping[str, Any]) -> tuple[Source, ..
 
     :param existing: the existing queues by name; only the names are read.
     """
-    found = [
+    queues = [
         Source(queue.name, topology, queue.wait or 0, level)
         for level, part in enumerate(topology.levels)
         for queue in part.queues
     ]
     waits = delay_queues(topology, existing)
-    found += [Source(name, topology, wait) for name, wait in waits.items()]
-    found = [each for each in found if each.name in existing]
-    return tuple(sorted(found, key=lambda each: -each.wait))
+    queues += [Source(name, topology, wait) for name, wait in waits.items()]
+    queues = [queue for queue in queues if queue.name in existing]
+    return tuple(sorted(queues, key=lambda queue: -queue.wait))
 
 
 def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
@@ -87,8 +87,8 @@ def delay_queues(topology: Topology, names: Iterable[str]) -> dict[str, int]:
     if not topology.is_ours:
         return {}
     name = re.compile(re.escape(f"{topology.direct}.") + "([1-9][0-9]{0,15})ms", re.ASCII)
-    matches = {each: name.fullmatch(each) for each in names}
-    return {each: int(match[1]) for each, match in matches.items() if match}
+    matches = {queue: name.fullmatch(queue) for queue in names}
+    return {queue: int(match[1]) for queue, match in matches.items() if match}
 
 
 def read_address(topology: Topology, key: str, carried: Destination | None = None) -> Destination:
@@ -164,11 +164,11 @@ def put_back(
     """
     topology = source.topology
     try:
-        found = read(source, key, properties, now)
-        if topology is None or found is None:
+        reading = read(source, key, properties, now)
+        if topology is None or reading is None:
             return None
         digits, destination = topology.parse(key, carried(properties.get(HEADERS) or {}))
-        left = topology.ladder.digits(max(found.due - now, 1))
+        left = topology.ladder.digits(max(reading.due - now, 1))
     except UNREADABLE_ERRORS:
         return None
     if len(left) > len(digits):

@@ -181,8 +181,8 @@ def status(
     ]
     troubles += [
         f"{queue.queue}: {queue.trouble}"
-        for one in ladders
-        for queue in one.queues
+        for ladder in ladders
+        for queue in ladder.queues
         if queue.trouble
     ]
     troubles += [

@@ -511,6 +511,7 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
+<<<<<<< HEAD
         limits = [each.options[1] for each in gathered if each.options[1] is not None]
         for pending in gathered:
             self._number += 1
@@ -521,6 +522,9 @@ class PublishBatch:
 
     def _send_gathered(self, limits: list[float]) -> None:
         """Send what is gathered; ``limits`` are for how long it may take, in seconds."""
+=======
+        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
+>>>>>>> main
         try:
             with within(self._connection, min(limits)) if limits else nullcontext():
                 self._messages.send()
@@ -606,7 +610,7 @@ class PublishBatch:
                 channel.close()
 
     def _wait_to_open(self, channel: ConfirmChannel) -> None:
-        limits = [each.options[2] for each in self._buffer if each.options[2]]
+        limits = [pending.options[2] for pending in self._buffer if pending.options[2]]
         end = time.monotonic() + min(limits, default=0.0)
         try:
             with within(self._connection, min(limits)) if limits else nullcontext():
@@ -652,17 +656,26 @@ class PublishBatch:
             while (
                 self._failed is None
                 and channel.connection is not None
-                and any(each.sent and not each.state for each in self._to_record)
+                and any(pending.sent and not pending.state for pending in self._to_record)
                 and time.monotonic() < end
             ):
                 drain(self._connection, _LAST_WORD)
 
     def _patience(self) -> float | None:
         """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
+<<<<<<< HEAD
         if len(self._limits) < 2:
             return next(iter(self._limits), None)
         limits = (_options(sent)[2] for sent in self._sent.values())
         return min((limit for limit in limits if limit), default=None)
+=======
+        if not self._is_timed:
+            return None
+        return min(
+            (pending.options[2] for pending in self._sent.values() if pending.options[2]),
+            default=None,
+        )
+>>>>>>> main
 
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
@@ -698,7 +711,7 @@ class PublishBatch:
             if pending.state == CONFIRMED:
                 self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
         self._to_record.clear()
-        failed = [each for each in self._unreported if each[1].state != CONFIRMED]
+        failed = [outcome for outcome in self._unreported if outcome[1].state != CONFIRMED]
         self._report()
         return failed
 
@@ -720,19 +733,24 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
+<<<<<<< HEAD
         found = undecodable(message)
         key: Any = (found and found.routing_key) or routing_key
         self._mark_sent()
+=======
+        cut = undecodable(message)
+        key: Any = (cut and cut.routing_key) or routing_key
+>>>>>>> main
         mark = _mark(message.body, message.properties, exchange, key)
-        if found and mark not in self._marks:
+        if cut and mark not in self._marks:
             # Of what was returned, its ids could not be read.
-            mark = next((each for each in self._marks if each[:3] == mark[:3]), mark)
+            mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
         if not waiting:
             raise exc
         # Equal messages without ids differ in their headers, which an exchange may have routed by.
         headers = message.properties.get(HEADERS)
-        pending = next((each for each in waiting if each.headers == headers), waiting[0])
+        pending = next((sent for sent in waiting if sent.headers == headers), waiting[0])
         waiting.remove(pending)
         if not waiting:
             del self._marks[mark]
@@ -755,8 +773,17 @@ class PublishBatch:
         sent = self._sent
         if not multiple:
             return [sent.pop(number)] if number in sent else []
+<<<<<<< HEAD
         answered = list(takewhile(number.__ge__, sent))
         return [sent.pop(each) for each in answered]
+=======
+        answered = []
+        for tag in list(sent):
+            if tag > number:
+                break
+            answered.append(sent.pop(tag))
+        return answered
+>>>>>>> main
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)

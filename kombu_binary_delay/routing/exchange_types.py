@@ -29,11 +29,11 @@ class ExchangeTypes:
         #: By the exchange's name; None for an exchange that delayed messages cannot reach.
         self.types = dict(_BUILT_IN)
         #: The exchanges whose types may have changed since, so they are asked for again.
-        self._doubted: set[str] = set()
+        self._distrusted: set[str] = set()
 
     def is_certain(self, exchange: str) -> bool:
         """Whether the type is known, and nothing speaks against it."""
-        return exchange in self.types and exchange not in self._doubted
+        return exchange in self.types and exchange not in self._distrusted
 
     def can_be_asked_again(self, exchange: str) -> bool:
         """Whether the broker can be asked again for the type of an exchange."""
@@ -42,15 +42,15 @@ class ExchangeTypes:
     def remember(self, exchange: str, exchange_type: str) -> None:
         """Remember the type with which the program has declared an exchange."""
         self.types[exchange] = exchange_type
-        self._doubted.discard(exchange)
+        self._distrusted.discard(exchange)
 
     def forget(self, exchange: str) -> None:
         """Forget the type of an exchange, if it is known."""
         self.types.pop(exchange, None)
 
-    def doubt(self) -> None:
+    def distrust(self) -> None:
         """Ask again for each type, when it is next needed."""
-        self._doubted.update(filter(self.can_be_asked_again, self.types))
+        self._distrusted.update(filter(self.can_be_asked_again, self.types))
 
     def ask(self, exchange: str) -> Any:
         """Ask for the type of an exchange, unless it is certain.
@@ -67,7 +67,7 @@ class ExchangeTypes:
                 f"on this connection before you bind or delay to it"
             )
         answer = yield AskType(exchange)
-        self._doubted.discard(exchange)
+        self._distrusted.discard(exchange)
         if answer is Answer.MISSING:
             self.forget(exchange)
         else:

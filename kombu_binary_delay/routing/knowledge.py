@@ -19,7 +19,7 @@ ATTEMPTS = 3
 #: deletes others next, and RabbitMQ 4.3 can lose the route of a binding that is made while its
 #: exchange is deleted: the binding is listed, another declaration changes nothing, and messages
 #: for it are parked.
-SETTLE = 0.5
+PAUSE_AFTER_DELETION = 0.5
 #: The interval, in microseconds, at which to check that what existed still exists.
 LOOK_AGAIN = 30_000_000
 
@@ -216,17 +216,17 @@ class Knowledge:
         self.existing.clear()
         self.repetition = Repetition.NEEDED
         # What was deleted may be the way to an exchange that another one has replaced.
-        self.exchanges.doubt()
+        self.exchanges.distrust()
         self.delays.clear()
         self.trusts_levels = False
         self.is_disturbed = True
         self.losses += 1
         self.shared.forget()
 
-    def settle(self) -> Steps:
+    def pause_after_deletion(self) -> Steps:
         """Pause, once, after something was deleted."""
         if self.is_disturbed:
-            yield Pause(SETTLE)
+            yield Pause(PAUSE_AFTER_DELETION)
             self.is_disturbed = False
 
     def warn_once(self, name: str, text: str) -> Steps:

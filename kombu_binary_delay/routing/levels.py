@@ -59,7 +59,7 @@ class Levels:
         if (yield from self.run_even_without_parking(look)) is Answer.DONE:
             return Answer.MISSING
         self._known.lost()
-        yield from self._known.settle()
+        yield from self._known.pause_after_deletion()
         yield from self.declare_base()
         return (yield command)
 

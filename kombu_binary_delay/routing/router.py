@@ -150,7 +150,7 @@ class Router:
         if not (known.looked and is_recent(known.looked, now)):
             yield from self._checks.look_again(now, is_first=not known.looked)
         for _ in range(ATTEMPTS):
-            yield from known.settle()
+            yield from known.pause_after_deletion()
             losses = known.losses
             for path in [need for need in self._missing(needed) if need[0] == PATH]:
                 _, lane, digits = path
@@ -253,9 +253,9 @@ class Router:
         if rejects:
             yield from self._warn_of_overflow(queue, overflow)
         if not mailbox:
-            yield from self._routes.follow(self._routes.bind_queue(queue))
+            yield from self._routes.run_after_call(self._routes.bind_queue(queue))
             for binding in again:
-                yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+                yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def _warn_of_overflow(self, queue: str, overflow: str) -> Steps:
         """Warn of what becomes of delayed messages that a queue rejects while it is full."""
@@ -289,7 +289,7 @@ class Router:
             self.known.bindings.add(binding)
             # The program may bind again because our bindings were deleted.
             self.known.existing -= {binding, ("mirror", exchange), ("mirror", destination)}
-            yield from self._routes.follow(self._routes.mirrors.repeat(binding))
+            yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
         """Remove what :meth:`bound` made, here or in another process."""

@@ -221,7 +221,7 @@ class Routes:
             self._known.repetition = Repetition.DONE
             yield Warn(f"delayed messages may not reach the queues bound here: {exc}")
 
-    def follow(self, steps: Steps) -> Steps:
+    def run_after_call(self, steps: Steps) -> Steps:
         """Run steps after the program's own call, which has already succeeded."""
         known = self._known
         if known.looked and not known.repeats:

@@ -42,7 +42,7 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
         yield pending, _no_mechanism
         return
     amendments, now = mechanism.amendments, time.time_ns() // 1_000_000
-    moves = [each for each in pending if each.action == s.RESCHEDULE]
+    moves = [sent for sent in pending if sent.action == s.RESCHEDULE]
     if moves:
         records = [Postpone(_name(move), _due(move), now) for move in moves]
         yield moves, partial(amendments.write, records)
@@ -52,16 +52,16 @@ def writes(connection: Any, pending: list[Sent]) -> Iterator[Group]:
     span = min(_DAY // 2, amendments.max_age // 4)
     near: list[Sent] = []
     far: dict[tuple[int, int], list[Sent]] = {}
-    for each in pending:
-        if each.action != s.CANCEL:
+    for sent in pending:
+        if sent.action != s.CANCEL:
             continue
-        if _due(each) <= kept_until:
-            near.append(each)
+        if _due(sent) <= kept_until:
+            near.append(sent)
         else:
             # What the receipts and the row say may differ, and the task may arrive at either time.
-            first = _first_due(each)
-            times = _due(each) // span, first // span if first > kept_until else _NEAR
-            far.setdefault(times, []).append(each)
+            first = _first_due(sent)
+            times = _due(sent) // span, first // span if first > kept_until else _NEAR
+            far.setdefault(times, []).append(sent)
     for group in _parts(near):
         record = _cancel(group, now)
         yield group, partial(amendments.write, [record])

@@ -118,7 +118,7 @@ def audit(
     for step in (_amended, _moved, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
-    columns = [each.split()[0] for each in s.VERDICTS.split(", ")]
+    columns = [column.split()[0] for column in s.VERDICTS.split(", ")]
     return known.withColumn("verdict", verdict).select(*columns)
 
 
@@ -126,9 +126,11 @@ def span(journal: DataFrame, patience: float = 300.0) -> tuple[datetime | None, 
     """Return from when to when a journal is complete, as :func:`audit` finds it; UTC."""
     now = datetime.now(UTC)
     ends = _span(_timed(_events_of_journal(journal), now), patience)
-    micros = [F.unix_micros(F.col(each)) for each in ("journal_from", "journal_to")]
+    micros = [F.unix_micros(F.col(end)) for end in ("journal_from", "journal_to")]
     [row] = ends.select(*micros).collect()
-    first, last = (None if each is None else _EPOCH + timedelta(microseconds=each) for each in row)
+    first, last = (
+        None if moment is None else _EPOCH + timedelta(microseconds=moment) for moment in row
+    )
     return first, last
 
 
@@ -149,13 +151,13 @@ def lateness(verdicts: DataFrame) -> DataFrame:
             )
         ).alias("group"),
     )
-    found = arrived.groupBy("group.grouping", "group.value").agg(
+    grouped = arrived.groupBy("group.grouping", "group.value").agg(
         F.count("*").alias("tasks"),
         F.percentile_approx("lateness", list(SHARES), _ACCURACY).alias("at"),
         F.max("lateness").alias("worst"),
     )
     shares = [F.col("at")[index].alias(name) for index, name in enumerate(_PERCENTILES)]
-    return found.select("grouping", "value", "tasks", *shares, "worst")
+    return grouped.select("grouping", "value", "tasks", *shares, "worst")
 
 
 def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def summarize(verdicts: DataFrame, thresholds: Thresholds | None = None) -> dict
         for name, allowed in asdict(thresholds).items()
         if allowed is not None
     }
-    passed = all(each["passed"] for each in held.values())
+    passed = all(threshold["passed"] for threshold in held.values())
     # Tasks that still wait prove nothing, but may do so later.
     judges_none = measured["judged"] == 0 and counted[s.STILL_WAITING] > 0
     is_open = judges_none and not held.get("judged", {"passed": True})["passed"]
@@ -510,7 +512,7 @@ def _arrived() -> dict[str, Column]:
     released_at = F.coalesce(released_at, _credible("released_last"))
     released_at = F.when(F.col("is_released"), released_at)
     first = F.least(released_at, _credible("executed_at"))
-    wrong = [_is_wrong(each) for each in ("released_at", "executed_at")]
+    wrong = [_is_wrong(column) for column in ("released_at", "executed_at")]
     # A copy must not arrive before its due time, even if that is after an older copy's due time.
     # Nothing else is early, but where only one clock is right, by that one.
     soonest = F.when(~wrong[0] & ~wrong[1], F.col("soonest"))

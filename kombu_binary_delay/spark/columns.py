@@ -110,10 +110,10 @@ def find(names: Sequence[str], column: str) -> str | None:
 
     :raises ValueError: if several columns differ only in case.
     """
-    found = [name for name in names if name.lower() == column.lower()]
-    if len(found) > 1:
-        raise ValueError(f"the columns {found} differ by their case only; keep one of them")
-    return found[0] if found else None
+    spellings = [name for name in names if name.lower() == column.lower()]
+    if len(spellings) > 1:
+        raise ValueError(f"the columns {spellings} differ by their case only; keep one of them")
+    return spellings[0] if spellings else None
 
 
 def has(df: DataFrame, column: str) -> bool:

@@ -80,16 +80,16 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
 
 def _repeats(table: DataFrame) -> bool:
     """Return whether concurrent exports have written the same events to a table."""
-    [found] = table.agg(F.count("offset"), F.count_distinct("offset")).collect()
-    return bool(found[0] != found[1])
+    [counts] = table.agg(F.count("offset"), F.count_distinct("offset")).collect()
+    return bool(counts[0] != counts[1])
 
 
 def _overlaps(table: DataFrame) -> bool:
     """Return the same for files: by their first and last offsets, which takes less."""
     file = F.col("_metadata.file_path").alias("file")
     offsets = table.where(F.col("offset").isNotNull()).select(file, "offset").groupBy("file")
-    found = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
-    ranges = sorted((row["first"], row["last"]) for row in found)
+    files = offsets.agg(F.min("offset").alias("first"), F.max("offset").alias("last")).collect()
+    ranges = sorted((row["first"], row["last"]) for row in files)
     return any(first <= last for (_, last), (first, _) in pairwise(ranges))
 
 
@@ -120,8 +120,8 @@ def _complete(events: DataFrame, until: datetime) -> DataFrame:
     """Return the row that says until when a journal is complete."""
     known = {"event": F.lit(s.COMPLETE), "at": instant(until)}
     columns = [
-        known.get(each.name, F.lit(None)).cast(each.dataType).alias(each.name)
-        for each in events.schema
+        known.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
+        for field in events.schema
     ]
     return events.sparkSession.range(1, numPartitions=1).select(*columns)
 
@@ -253,15 +253,15 @@ class _Stream:
 
     def event(self, offset: int) -> str | None:
         """Return the :func:`_identity` of the event at an offset; None without a readable one."""
-        found, body = self._next(offset)
-        return _identity_of(body) if found == offset else None
+        next_offset, body = self._next(offset)
+        return _identity_of(body) if next_offset == offset else None
 
     def _may_have(self, offset: int, event: str) -> bool:
         """Return whether an event is where it was, or has been dropped by retention."""
-        found, body = self._next(offset)
-        if found == offset:
+        next_offset, body = self._next(offset)
+        if next_offset == offset:
             return _identity_of(body) == event
-        return found is None or self.start() > offset
+        return next_offset is None or self.start() > offset
 
     def _next(self, offset: int) -> tuple[int | None, str | bytes]:
         """Return the first event from an offset on, with its own; None and nothing without one."""
@@ -315,7 +315,7 @@ class _Stream:
             return _batch([_event(*event) for event in events])
         except _UNREADABLE:
             readable = [event for event in events if self._is_readable(*event)]
-            return _batch([_event(*each) for each in readable])
+            return _batch([_event(*event) for event in readable])
 
     def _is_readable(self, offset: int, body: str | bytes) -> bool:
         try:
@@ -406,7 +406,7 @@ class _StreamReader(DataSourceStreamReader):
         high = end["offset"]
         low = self._stream.begin(start["offset"], high, start.get("last"))
         ranges = [(at, min(at + _SHARE, high)) for at in range(low, high, _SHARE)]
-        return [InputPartition(each) for each in ranges or [(high, high)]]
+        return [InputPartition(range_) for range_ in ranges or [(high, high)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from self._stream.rows(*partition.value)
@@ -469,7 +469,7 @@ def _identity_of(body: str | bytes) -> str | None:
         return None
     at = row.column("at").cast(pa.int64())
     return _identity(
-        *(each[0].as_py() for each in (row.column("event"), row.column("task_id"), at))
+        *(column[0].as_py() for column in (row.column("event"), row.column("task_id"), at))
     )
 
 
@@ -494,6 +494,8 @@ def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:
                 event[name] = None  # Spark may refuse to write it, and Python to read it
         key = event.get("key", "")
         event["queue"] = f"{event['exchange']}/{key}" if event.get("exchange") else key
-    arrays = [pa.array([e.get(name) for e in events], kind) for name, kind in columns.items()]
+    arrays = [
+        pa.array([event.get(name) for event in events], kind) for name, kind in columns.items()
+    ]
     names = ["task_id" if name == "id" else name for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names)

@@ -146,7 +146,7 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
     same_key = F.count("*").over(Window.partitionBy("key"))
     longest = ladder.maximum * 1000
     longer = f"longer than the ladder {ladder.name}"
-    found = {
+    reasons = {
         "the key is null": key.isNull(),
         "the key is not unique": key.isNotNull() & (same_key > 1),
         "no task is named": F.coalesce(F.trim("task"), F.lit("")) == "",
@@ -174,22 +174,22 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
     }
     for name in _NAMES:
         is_long = F.octet_length(name) > s.LONGEST_NAME
-        found[f"{name} is longer than {s.LONGEST_NAME} bytes"] = is_long
+        reasons[f"{name} is longer than {s.LONGEST_NAME} bytes"] = is_long
     names = F.json_object_keys("headers")
     for name in s.RESERVED_HEADERS:
-        found[f"headers has {name!r}, which is set by the row"] = F.array_contains(names, name)
+        reasons[f"headers has {name!r}, which is set by the row"] = F.array_contains(names, name)
     if horizon is not None:
         # A countdown starts again with each run, so the row would always be left for a later one.
         beyond = countdown.isNotNull() & eta.isNull() & F.col("later")
-        found["countdown is longer than the horizon, in every run anew; give eta"] = beyond
+        reasons["countdown is longer than the horizon, in every run anew; give eta"] = beyond
     if past == "reject":
-        found["due in the past"] = F.col("due") <= now
+        reasons["due in the past"] = F.col("due") <= now
     action = F.col("action")
     of_action = {
-        s.PUBLISH: found,
-        s.CANCEL: {reason: found[reason] for reason in _OF_KEYS},
+        s.PUBLISH: reasons,
+        s.CANCEL: {reason: reasons[reason] for reason in _OF_KEYS},
         s.RESCHEDULE: {
-            **{reason: found[reason] for reason in (*_OF_KEYS, *_OF_TIMES, longer)},
+            **{reason: reasons[reason] for reason in (*_OF_KEYS, *_OF_TIMES, longer)},
             # A countdown starts again with each run, so each would postpone the task further.
             "a task is rescheduled by eta alone": eta.isNull() | countdown.isNotNull(),
             "due in the past": F.col("due") <= now,
@@ -203,8 +203,8 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
             for name in ("key", "action", "task", "args", "kwargs", "headers", *_NAMES)
         ),
         *(
-            F.when((action == each) & condition, F.lit(reason))
-            for each, reasons in of_action.items()
+            F.when((action == name) & condition, F.lit(reason))
+            for name, reasons in of_action.items()
             for reason, condition in reasons.items()
         ),
     ]

@@ -388,12 +388,12 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     # When the message arrives next: until it was first due, the last rescheduling counts.
     arrives = F.when(first > now, first).otherwise(F.greatest(first, moved))
     is_far = F.coalesce(arrives, due) > now + max_age * 1000
-    found = {
+    refusals = {
         "the key has been cancelled in this job": ~is_cancel & F.col("was_cancelled"),
         "due earlier than before: a task can only be postponed": is_move & (due < arrives),
         "due later than amendments are kept, by amendments_max_age": is_move & is_far,
     }
-    others = (F.when(condition, F.lit(reason)) for reason, condition in found.items())
+    others = (F.when(condition, F.lit(reason)) for reason, condition in refusals.items())
     reasons = F.concat_ws("; ", "reason", *others)
     # The task of a cancellation may arrive at any of these times.
     known = F.when(due.between(FIRST, LAST), due), first, moved
@@ -408,6 +408,7 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     ).drop(*_DONE)
 
 
+<<<<<<< HEAD
 def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
     """Return what is to be done.
 
@@ -419,6 +420,14 @@ def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
         counts[row["fate"]] += row["rows"]
         if row["fate"] == "ready":
             amended[row["action"]] += row["rows"]
+=======
+def _counted(marked: DataFrame) -> Progress:
+    counted = marked.groupBy("fate", "action").count().collect()
+    counts: Counter[str] = Counter()
+    for row in counted:
+        counts[row["fate"]] += row["count"]
+    amended = {row["action"]: row["count"] for row in counted if row["fate"] == "ready"}
+>>>>>>> main
     return Progress(
         to_cancel=amended[s.CANCEL],
         to_reschedule=amended[s.RESCHEDULE],

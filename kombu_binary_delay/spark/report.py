@@ -100,8 +100,8 @@ def plan_page(plan: DataFrame, limits: PlanLimits, carries: float, name: str = "
     rows = [row.asDict() for row in minutes]
     for row, late in zip(rows, backlog(rows, carries), strict=True):
         row["late"] = late
-    each = max(1, -(-len(rows) // BINS))
-    bins = [rows[at : at + each] for at in range(0, len(rows), each)]
+    of_bin = max(1, -(-len(rows) // BINS))
+    bins = [rows[at : at + of_bin] for at in range(0, len(rows), of_bin)]
 
     def points(name: str, scale: float = 1.0) -> list[tuple[float, float]]:
         return [
@@ -187,7 +187,7 @@ def _over_time(
         return F.floor((_epoch(column) - start) / width).alias("bin")
 
     shares = {"p50": 0.5, "p99": 0.99, "worst": 1.0}
-    found = (
+    of_bins = (
         verdicts.where(F.col("lateness").isNotNull())
         .groupBy(place("arrived_at"))
         .agg(*(F.percentile_approx("lateness", at).alias(name) for name, at in shares.items()))
@@ -196,7 +196,7 @@ def _over_time(
         .collect()
     )
     late = {
-        name: [(start + (row["bin"] + 0.5) * width, max(row[name], 0.001)) for row in found]
+        name: [(start + (row["bin"] + 0.5) * width, max(row[name], 0.001)) for row in of_bins]
         for name in ("worst", "p99", "p50")
     }
     # What the broker does not have does not wait; what is cancelled waits until it is due.
@@ -232,7 +232,7 @@ def _over_time(
     for at, (come, gone) in enumerate(zip(counted["sent"], counted["left"], strict=True)):
         held += come - gone
         waiting.append((start + (at + 1) * width, float(held)))
-    return (late if found else {}), ({**flows, _WAITING: waiting} if flows else {})
+    return (late if of_bins else {}), ({**flows, _WAITING: waiting} if flows else {})
 
 
 def _groups(verdicts: DataFrame) -> dict[str, list[Mapping[str, Any]]]:

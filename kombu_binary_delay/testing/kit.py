@@ -19,7 +19,7 @@ from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.amendments.way_in import Dropped, on_dropped
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate import judge_of
 from kombu_binary_delay.routing import knowledge
 from kombu_binary_delay.transport import TransportMixin
@@ -323,8 +323,8 @@ class Delayed:
 
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue; 0 if there is none."""
-        found = self._broker.queues.get(queue)
-        return len(found.ready) if found is not None else 0
+        messages = self._broker.queues.get(queue)
+        return len(messages.ready) if messages is not None else 0
 
     def assert_waiting(self, *calls: Any) -> None:
         """Assert that these calls wait, among others."""
@@ -367,7 +367,7 @@ class Delayed:
             (due - now) / 1e6,
             as_datetime(due),
             f"{exchange}:{key}" if exchange else key,
-            names_of(properties)[0],
+            id_and_headers(properties)[0],
             headers,
         )
 

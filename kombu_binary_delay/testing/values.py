@@ -117,11 +117,12 @@ def call(task: Any, /, *args: Any, due_in: float | None = None, **kwargs: Any) -
 def _plain(value: Any) -> Any:
     """Return a value as JSON would carry it: a tuple is a list."""
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(element) for name, element in value.items()}
+    return [_plain(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def _shown(task: str, args: Any, kwargs: Mapping[str, Any], **further: Any) -> str:
-    parts = [task or "''", *map(repr, args), *(f"{name}={item!r}" for name, item in kwargs.items())]
-    parts += [f"{name}={item!r}" for name, item in further.items() if item not in (None, "")]
+    parts = [task or "''", *map(repr, args)]
+    parts += [f"{name}={value!r}" for name, value in kwargs.items()]
+    parts += [f"{name}={value!r}" for name, value in further.items() if value not in (None, "")]
     return f"call({', '.join(parts)})"

@@ -61,7 +61,9 @@ def rungs(ladder: operate.LadderStatus) -> list[Rung]:
     for queue in ladder.queues:
         name = "others" if queue.level is None else f"level {queue.level}"
         levels.setdefault(name, []).append(queue)
-    fullest = max((sum(one.messages for one in queues) for queues in levels.values()), default=0)
+    fullest = max(
+        (sum(queue.messages for queue in queues) for queues in levels.values()), default=0
+    )
     drawn = []
     for name, queues in levels.items():
         messages = sum(queue.messages for queue in queues)

@@ -402,7 +402,7 @@ class Pages:
         tasks = self._waiting(ids, table)
         known = operate.choose(tasks).dues
         # One that does not wait is amended as well, without a due time.
-        chosen = operate.Chosen({id_: known.get(id_) for id_ in ids}, found=True)
+        chosen = operate.Chosen({id_: known.get(id_) for id_ in ids}, by_search=True)
         return tasks, chosen, "one by one"
 
     def _waiting(

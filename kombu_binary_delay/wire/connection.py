@@ -129,14 +129,14 @@ class ConnectionMixin(BufferingConnection):
         if timeout == 0:
             # Perhaps it is a publish that looks what has come: Kombu's retry would hide an end.
             return self._drain(timeout)
-        rests = [each.rest for each in mechanism.holding if each.is_holding]
+        rests = [part.rest for part in mechanism.holding if part.is_holding]
         # A caller that waits for an answer asks again: it may have come meanwhile.
         if self.release_held():
             return None
         if mechanism.executor.is_busy:
             return self._drain(timeout)
         # What could be released now, and was not, waits for an event.
-        rest = min((each for each in rests if each > 0), default=None)
+        rest = min((rest for rest in rests if rest > 0), default=None)
         if rest is None or (timeout is not None and timeout <= rest):
             return self._drain(timeout)
         end = time.monotonic() + rest

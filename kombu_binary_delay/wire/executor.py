@@ -241,7 +241,7 @@ class Executor:
             if not kept:
                 raise
             others = tuple(queue for queue in part.queues if queue not in kept)
-            names = tuple(each.name for each in kept)
+            names = tuple(stream.name for stream in kept)
             return names + self.declare(replace(part, queues=others), what, needs)
         return ()
 
@@ -269,9 +269,9 @@ class Executor:
 
     def _look(self, command: Look) -> Answer:
         # A user's queue may be asked for with its relay, and an exchange is alone.
-        names = [f"the queue {each!r}" for each in command.queues[:1]]
+        names = [f"the queue {queue!r}" for queue in command.queues[:1]]
         if command.exchanges:
-            names = [f"the exchange {each!r}" for each in command.exchanges] + names
+            names = [f"the exchange {exchange!r}" for exchange in command.exchanges] + names
         with self.channel(names[0] if len(names) == 1 else "the ladder") as channel:
             try:
                 with _in_one_piece(channel):
@@ -317,10 +317,10 @@ class Executor:
                 return kind
             # Otherwise it is whole, and ends with the type that the exchange has.
             said = f"{_OTHER_TYPE}{where}received '{kind}' but current is "
-            for each in left:
-                if refusal.endswith(f"{said}'{each}'"):
-                    return each
-            left.sort(key=lambda each: f"'{each}'" not in refusal)
+            for other in left:
+                if refusal.endswith(f"{said}'{other}'"):
+                    return other
+            left.sort(key=lambda type_: f"'{type_}'" not in refusal)
         return None
 
     def _ask_temporary(self, queue: str) -> bool:
@@ -330,12 +330,12 @@ class Executor:
         """
         properties = {"durable": True, "auto_delete": False}
         arguments: dict[str, Any] = {"x-expires": _NO_TIME, "x-overflow": _NO_OVERFLOW}
-        told: set[str] = set()
+        differing: set[str] = set()
         while True:
             name, value = self._difference(queue, properties, arguments)
-            if not name or name in told:
+            if not name or name in differing:
                 return False
-            told.add(name)
+            differing.add(name)
             if name == "x-overflow":
                 return value in _TAKES_ALL and arguments.get("x-expires") != _NO_TIME
             if value is None:
@@ -410,7 +410,9 @@ class Executor:
     def _foreign(self, refusal: ChannelError) -> ForeignLadder | None:
         """Return the other system's ladder that a refusal is about, if it is."""
         text = str(refusal.reply_text)
-        return next((each for each in FOREIGN_LADDERS.values() if each.is_named_in(text)), None)
+        return next(
+            (ladder for ladder in FOREIGN_LADDERS.values() if ladder.is_named_in(text)), None
+        )
 
     @contextmanager
     def _explained(self, what: str, needs: str) -> Iterator[None]:
@@ -516,11 +518,11 @@ def _missing(refusal: NotFound) -> Answer:
 def declare(channel: Any, part: Part) -> None:
     """Declare a part on a channel, and wait until the broker has done so."""
     with _in_one_piece(channel):
-        for each in part.in_order():
-            if isinstance(each, Binding):
-                _bind(channel, each)
+        for declared in part.in_order():
+            if isinstance(declared, Binding):
+                _bind(channel, declared)
             else:
-                _send(channel, each)
+                _send(channel, declared)
     wait(channel)
 
 
@@ -548,20 +550,20 @@ def _in_one_piece(channel: Any) -> Iterator[None]:
             connection.transport.write(b"".join(pieces))
 
 
-def _send(channel: Any, each: Exchange | Queue, *, passive: bool = False) -> None:
+def _send(channel: Any, declared: Exchange | Queue, *, passive: bool = False) -> None:
     """Send a declaration, and do not wait for its answer, which py-amqp then ignores.
 
     With an answer to each, a time limit counts anew for each, and not for all levels at once. To a
     question, only a refusal is an answer.
     """
     durable, exclusive, internal, auto_delete, nowait = True, False, False, False, passive
-    arguments = dict(each.arguments)
-    if isinstance(each, Queue):
+    arguments = dict(declared.arguments)
+    if isinstance(declared, Queue):
         flags = (passive, durable, exclusive, auto_delete, nowait)
-        channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, each.name, *flags, arguments))
+        channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, declared.name, *flags, arguments))
     else:
         flags = (passive, durable, auto_delete, internal, nowait)
-        names = (0, each.name, each.type)
+        names = (0, declared.name, declared.type)
         channel.send_method(spec.Exchange.Declare, "BssbbbbbF", (*names, *flags, arguments))
 
 
@@ -583,9 +585,10 @@ def _bind(channel: Any, binding: Binding) -> None:
     )
 
 
-def _unbind(channel: Any, each: Binding) -> None:
-    names, arguments = (0, each.destination, each.source, each.key), dict(each.arguments)
-    if each.to_queue:
+def _unbind(channel: Any, binding: Binding) -> None:
+    names = (0, binding.destination, binding.source, binding.key)
+    arguments = dict(binding.arguments)
+    if binding.to_queue:
         # AMQP has no way to ask for no answer. py-amqp ignores it.
         channel.send_method(spec.Queue.Unbind, "BsssF", (*names, arguments))
     else:

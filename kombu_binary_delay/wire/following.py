@@ -20,13 +20,13 @@ def is_consuming(connection: Any) -> bool:
     if not isinstance(getattr(connection, "channels", None), dict):
         # It has ended, or is of another kind of broker.
         return bool(getattr(connection, "was_consuming", False))
-    return any(following.consumed for following in _followings(connection))
+    return any(following.consumed for following in _of_channels(connection))
 
 
-def _followings(connection: Any) -> list[Following]:
+def _of_channels(connection: Any) -> list[Following]:
     channels = list((connection.channels or {}).values())
-    found = (getattr(channel, "following", None) for channel in channels)
-    return [following for following in found if following is not None]
+    maybe = (getattr(channel, "following", None) for channel in channels)
+    return [following for following in maybe if following is not None]
 
 
 def _leave(connection: Any, queues: Iterable[str]) -> None:
@@ -35,7 +35,7 @@ def _leave(connection: Any, queues: Iterable[str]) -> None:
     if mechanism is None:
         return
     consumed = {
-        queue for following in _followings(connection) for queue in following.consumed.values()
+        queue for following in _of_channels(connection) for queue in following.consumed.values()
     }
     for queue in set(queues) - consumed:
         mechanism.router.left(queue)

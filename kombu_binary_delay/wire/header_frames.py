@@ -68,14 +68,14 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
             return payload
         at = size + 4
         end = at + _size(payload, size)[0]
-        found = _find(payload, at, end, _LADDERS)
-        if not (found.pop(_MARK, None) and _all_owned(payload, found.get(_DEATHS), owns)):
+        fields = _find(payload, at, end, _LADDERS)
+        if not (fields.pop(_MARK, None) and _all_owned(payload, fields.get(_DEATHS), owns)):
             return payload
     except (IndexError, struct.error):
         # It ends early: py-amqp says so.
         return payload
     kept = []
-    for begin, _, stop in found.values():
+    for begin, _, stop in fields.values():
         kept.append(payload[at:begin])
         at = stop
     table = b"".join((*kept, payload[at:end]))
@@ -132,7 +132,7 @@ def _text(payload: bytes, field: Field) -> str:
 
 def _find(payload: bytes, at: int, end: int, names: AbstractSet[bytes]) -> dict[bytes, Field]:
     """Return the fields of a table that have these names; none if a value's type is unknown."""
-    found = {}
+    fields = {}
     while at < end:
         value = at + 1 + payload[at]
         kind = payload[value]
@@ -144,8 +144,8 @@ def _find(payload: bytes, at: int, end: int, names: AbstractSet[bytes]) -> dict[
             return {}
         name = payload[at + 1 : value]
         if name in names:
-            found[name] = (at, value, stop)
-            if len(found) == len(names):
+            fields[name] = (at, value, stop)
+            if len(fields) == len(names):
                 break
         at = stop
-    return found
+    return fields

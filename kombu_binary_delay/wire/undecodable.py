@@ -32,7 +32,7 @@ _EMPTY = bytes(8)
 _HEADERS_ONLY = b"\x20\0"
 #: No publisher can guess the names of the headers in which the bytes reach :func:`undecodable`.
 _SECRET = secrets.token_hex(8)
-_WHY, _PROPERTIES, _KEY = (f"{_SECRET}-{each}" for each in ("why", "properties", "key"))
+_WHY, _PROPERTIES, _KEY = (f"{_SECRET}-{meaning}" for meaning in ("why", "properties", "key"))
 #: The headers that RabbitMQ writes when it delivers a message; their values are numbers.
 _BROKERS = frozenset((OFFSET.encode(), RETURNS.encode()))
 #: At most so many characters of an error: it can quote the value.
@@ -40,7 +40,8 @@ _LONGEST = 200
 #: How much deeper than by :func:`_why_not` a header can be decoded elsewhere, in calls.
 _MARGIN = 20
 _DELIVER, _GET_OK, _RETURN = (
-    struct.pack(">HH", *each) for each in (spec.Basic.Deliver, spec.Basic.GetOk, spec.Basic.Return)
+    struct.pack(">HH", *method)
+    for method in (spec.Basic.Deliver, spec.Basic.GetOk, spec.Basic.Return)
 )
 
 

@@ -77,7 +77,9 @@ def test_what_expires_before_its_new_time_does_not_run(new_system):
     system: LocalSystem = new_system()
     worker = system.worker("--pool=solo")
     with system.held(worker.name):
-        expired, kept = (system.send("note", countdown=0.5, expires=each) for each in (2, 600))
+        expired, kept = (
+            system.send("note", countdown=0.5, expires=expires) for expires in (2, 600)
+        )
         reschedule([expired, kept], countdown=4)
     system.journal.wait_for(kept.id)
     wait_until(partial(system.journal.revoked, expired.id), "the signal")

@@ -53,7 +53,7 @@ def test_what_was_cancelled_is_discarded_as_a_revoked_task(system: LocalSystem, 
     with system.held(worker.name):
         one, of_two, timed, by_id, other = (system.send("note", countdown=SHORT) for _ in range(5))
         grouped = group(
-            system.task("note", each).set(countdown=SHORT) for each in range(2)
+            system.task("note", number).set(countdown=SHORT) for number in range(2)
         ).apply_async()
         # when
         cancel(one)
@@ -101,7 +101,7 @@ def test_a_task_that_is_postponed_twice_goes_by_the_last_time(system: LocalSyste
         reschedule(further, eta=soon(2))
         reschedule(nearer, countdown=3600)
         reschedule(nearer, countdown=1)
-    (late,), (early,) = (system.journal.wait_for(each.id) for each in (further, nearer))
+    (late,), (early,) = (system.journal.wait_for(result.id) for result in (further, nearer))
     assert late.at >= start + 2
     assert early.at >= start + 1
 
@@ -135,11 +135,13 @@ def test_what_was_postponed_can_still_be_cancelled_and_replaced(
         reschedule([*both], countdown=room)
         system.release(worker.name)
         wait_until(
-            lambda: system.waiting() == 2 or any(system.journal.received(each.id) for each in both),  # noqa: B023
+            lambda: (
+                system.waiting() == 2 or any(system.journal.received(result.id) for result in both)  # noqa: B023
+            ),
             "both on the ladder again",
         )
         system.hold(worker.name)
-        is_in_time = not any(system.journal.received(each.id) for each in both)
+        is_in_time = not any(system.journal.received(result.id) for result in both)
         # when
         cancel(cancelled)
         replace(system.task("note", "new"), replaced.id, countdown=SHORT)
@@ -177,7 +179,7 @@ def test_of_a_task_and_what_replaces_it_only_the_latter_runs(system: LocalSystem
         replace(system.task("note", "newer"), twice.id, countdown=SHORT)
         replace(new.set(headers={"mine": "kept"}, countdown=1), twice.id)
     # then
-    system.journal.wait_for(*(each.id for each in results.values()))
+    system.journal.wait_for(*(result.id for result in results.values()))
     system.wait_until_idle()
     for name, result in results.items():
         assert result.get(timeout=LATE) == "new", name

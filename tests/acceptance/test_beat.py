@@ -16,6 +16,6 @@ def test_a_periodic_task_with_a_countdown_waits_for_it(new_system):
     wait_until(lambda: len(system.journal.ran()) >= 2, "two runs of a periodic task")
     beat.stop()
     received = system.journal.received()
-    assert all(each.args == ["from beat"] for each in system.journal.ran())
-    assert all(each.due is not None for each in received)
+    assert all(task.args == ["from beat"] for task in system.journal.ran())
+    assert all(task.due is not None for task in received)
     system.journal.assert_on_time()

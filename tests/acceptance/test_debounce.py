@@ -125,7 +125,7 @@ def test_a_task_with_a_key_is_cancelled_and_replaced_by_its_id_and_is_no_task_wi
     system: LocalSystem, worker: Worker
 ):
     with system.held(worker.name):
-        replaced, cancelled = (system.send("note", countdown=0.5, **keyed(each)) for each in "ab")
+        replaced, cancelled = (system.send("note", countdown=0.5, **keyed(key)) for key in "ab")
         system.send("note", "has no key", countdown=0.5, task_id="a")
         replace(system.task("note", "new"), replaced.id, countdown=1)
         cancelled.revoke()
@@ -144,7 +144,7 @@ def test_chords_and_links_of_tasks_with_keys_work_as_of_others(system: LocalSyst
             )
             for number in range(2)
         )
-    header = [note.s(each).set(countdown=1, **keyed(f"part {each}")) for each in range(3)]
+    header = [note.s(number).set(countdown=1, **keyed(f"part {number}")) for number in range(3)]
     total = chord(header)(add_up.s())
     total_later = chord([note.s(4), note.s(5)])(add_up.s().set(countdown=1, **keyed("total")))
     assert total.get(timeout=LATE) == 3

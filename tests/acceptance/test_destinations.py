@@ -132,5 +132,5 @@ def test_of_delayed_tasks_that_are_due_a_worker_gets_the_one_of_higher_priority_
     # then
     system.journal.wait_for(busy, low, high)
     received = system.journal.received()
-    assert [each.id for each in received] == [busy, high, low]
-    assert [each.priority for each in received[1:]] == [9, 1]
+    assert [task.id for task in received] == [busy, high, low]
+    assert [task.priority for task in received[1:]] == [9, 1]

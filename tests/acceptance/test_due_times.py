@@ -205,7 +205,7 @@ def test_a_group_waits_as_a_whole(system: System):
     result = group(system.task("note", n) for n in range(4)).apply_async(countdown=1)
     # then
     assert result.get(timeout=PATIENCE) == [0, 1, 2, 3]
-    ids = [each.id for each in result]
+    ids = [part.id for part in result]
     assert all(run.at >= start + 1 for run in system.journal.wait_for(*ids))
     system.journal.assert_on_time(ids)
 
@@ -216,7 +216,7 @@ def test_the_tasks_of_a_skewed_group_are_due_one_after_the_other(system: System)
     # when
     result = tasks.apply_async()
     # then
-    ids = [each.id for each in result]
+    ids = [part.id for part in result]
     system.journal.wait_for(*ids)
     due = [system.journal.received(id_)[0].due or 0 for id_ in ids]
     assert all(later - sooner > 0.499 for sooner, later in pairwise(due))
@@ -234,18 +234,18 @@ def test_a_chord_whose_parts_all_wait_comes_to_its_end(system: System):
     assert result.get(timeout=PATIENCE) == 0 + 1 + 2
     (run,) = system.journal.ran(result.id)
     assert run.at >= start + 1 + 0.5
-    ids = [each.id for each in result.parent]
+    ids = [part.id for part in result.parent]
     system.journal.assert_on_time([result.id, *ids])
 
 
 def test_celery_polls_a_chord_by_delayed_retries(system: System, tmp_path: Path):
     # given
     signal = tmp_path / "go"
-    before = {each.id for each in system.journal.received()}
+    before = {task.id for task in system.journal.received()}
 
     def polls() -> list[Entry]:
-        received = [each for each in system.journal.received() if each.id not in before]
-        return [each for each in received if each.task == "celery.chord_unlock"]
+        received = [task for task in system.journal.received() if task.id not in before]
+        return [task for task in received if task.task == "celery.chord_unlock"]
 
     # when
     result = chord([system.task("hold", str(signal))], app=system.app)(system.task("note"))

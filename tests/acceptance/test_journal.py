@@ -40,13 +40,13 @@ def processes():
 def journalled(vhost, count):
     """Return all events, as soon as so many tasks are executed."""
     # By their text: an event whose confirm comes late is written again.
-    found = {}
+    by_text = {}
 
     def take(message):
-        found[message.body] = json.loads(message.body)
+        by_text[message.body] = json.loads(message.body)
 
     def executed():
-        return [event for event in found.values() if event["event"] == "executed"]
+        return [event for event in by_text.values() if event["event"] == "executed"]
 
     with vhost.connect() as connection:
         channel = connection.channel()
@@ -55,7 +55,7 @@ def journalled(vhost, count):
             "kbd.v2.journal", callback=take, arguments={"x-stream-offset": "first"}
         )
         drain_until(connection, lambda: len(executed()) >= count)
-    return list(found.values())
+    return list(by_text.values())
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -92,4 +92,4 @@ def test_each_pool_tells_what_it_has_executed_and_how_it_ended(broker, vhost, pr
         due[event["id"], event.get("retries", 0)].add(event["due"])
         assert event["event"] == "scheduled" or event["at"] >= event["due"]
     assert len(due) == 4
-    assert all(len(each) == 1 for each in due.values()), events
+    assert all(len(times) == 1 for times in due.values()), events

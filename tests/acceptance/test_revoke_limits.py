@@ -32,7 +32,7 @@ def test_a_worker_that_starts_amid_a_burst_of_revokes_runs_none_of_them(new_syst
     def revoke() -> None:
         for number, task_id in enumerate(ids):
             # Of a thousand each, as of a program that revokes all it has.
-            others = [f"{number}-{each}" for each in range(1000 if number % 10 == 0 else 2)]
+            others = [f"{number}-{place}" for place in range(1000 if number % 10 == 0 else 2)]
             system.app.control.revoke([task_id, *others])
 
     thread = threading.Thread(target=revoke)

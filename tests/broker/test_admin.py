@@ -132,10 +132,10 @@ def test_a_topology_that_the_transport_has_made_is_sound(connect, plain, managem
     Queue("mail", Exchange("events", "topic"), "order.*")(connection.channel()).declare()
     publish(connection, "mail", 3000)
 
-    found = verify(management, small)
+    verification = verify(management, small)
 
-    assert found.sound, found
-    assert "levels 2 to 3" in {difference.what for difference in found.differences}
+    assert verification.sound, verification
+    assert "levels 2 to 3" in {difference.what for difference in verification.differences}
 
 
 def test_a_way_to_an_exchange_repeats_its_bindings_and_leads_to_its_queues_by_name(
@@ -185,10 +185,10 @@ def test_a_policy_that_breaks_the_ladder_is_named(operator, small, definition, c
     vhost.broker.api("PUT", f"policies/{vhost.name}/harmless", harmless)
     vhost.broker.api("PUT", f"policies/{vhost.name}/mean", policy)
 
-    found = errors(verify(management, small))
+    differences = errors(verify(management, small))
 
-    assert {each.what for each in found} == {"policy mean"}
-    assert any(causes in each.causes for each in found)
+    assert {difference.what for difference in differences} == {"policy mean"}
+    assert any(causes in difference.causes for difference in differences)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_a_policy_makes_a_level_lose_messages_only_where_verify_says_so(
 
     assert ("at_most_once" in applied) == breaks
     assert "elsewhere" not in applied
-    found = [
+    differences = [
         error for error in errors(verify(management, small)) if "max-length" not in error.found
     ]
-    assert bool(found) == breaks
+    assert bool(differences) == breaks
 
 
 def test_a_missing_user_and_missing_permissions_are_named(broker, vhost, plain, management, small):
@@ -284,21 +284,23 @@ def test_what_a_user_who_only_monitors_may_not_read_is_named(
     broker.api("PUT", f"users/{me}", {"password": me, "tags": "monitoring"})
     try:
         broker.api("PUT", f"permissions/{vhost.name}/{me}", dict.fromkeys(PERMISSIONS, "^$"))
-        found = verify(replace(management, user=me, password=me), small)
+        verification = verify(replace(management, user=me, password=me), small)
     finally:
         broker.api("DELETE", f"users/{me}")
 
     flag = "feature flag stream_queue"
     unread = {
         difference.what: difference
-        for difference in found.differences
+        for difference in verification.differences
         if difference.found == "could not be read"
     }
     # Classic levels do without it, and later releases always have it.
     assert (flag in unread) == (broker.release < STREAMS_ALWAYS_SINCE)
     assert f"permissions of {me}" in unread
-    assert all(f"set_user_tags {me} administrator" in each.remedy for each in unread.values())
-    assert found.sound
+    assert all(
+        f"set_user_tags {me} administrator" in difference.remedy for difference in unread.values()
+    )
+    assert verification.sound
 
 
 def test_a_management_api_that_does_not_answer_is_named(plain):
@@ -320,9 +322,9 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
     publish(ours, "mail", 9 * MINUTE, 9 * MINUTE, 9 * MINUTE)
     publish(other, "mail", 500 * MINUTE)
 
-    found = status(plain, management, slow)
+    state = status(plain, management, slow)
 
-    current, old = sorted(found.ladders, key=lambda each: each.name != slow.prefix)
+    current, old = sorted(state.ladders, key=lambda ladder: ladder.name != slow.prefix)
     assert (current.name, current.current, current.messages) == (slow.prefix, True, 3)
     assert (old.current, old.messages) == (False, 1)
     assert {queue.queue: queue.messages for queue in current.queues if queue.messages} == {
@@ -331,7 +333,7 @@ def test_status_counts_what_waits_by_level_on_every_ladder(connect, plain, manag
     assert [queue.latest for queue in current.queues] == [ticks * MINUTE for ticks in (1, 3, 7, 15)]
     assert current.within(15 * MINUTE) == (3, 3)
     assert current.within(MINUTE) == (0, 0)
-    assert not found.troubles
+    assert not state.troubles
 
 
 def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking(
@@ -358,11 +360,11 @@ def test_status_forecasts_to_the_end_of_the_ladder_and_tells_relays_from_parking
         plain.Producer().publish("m", routing_key=name)
     wait_until(lambda: status(plain, management, small).relays == len(relays))
 
-    found = status(plain, management, small)
+    state = status(plain, management, small)
 
-    (ladder,) = found.ladders
+    (ladder,) = state.ladders
     assert [queue.latest for queue in ladder.queues] == [1000, 3000, 7000, 15000]
-    assert (found.parked, found.troubles) == (0, ())
+    assert (state.parked, state.troubles) == (0, ())
 
 
 def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
@@ -370,10 +372,10 @@ def test_status_tells_what_is_parked(connect, plain, management, vhost, small):
     publish(connection, "gone", 1000, 1000)
     wait_until(lambda: vhost.waiting(small.parking).get(small.parking) == 2)
 
-    found = status(plain, management, small)
+    state = status(plain, management, small)
 
-    assert found.parked == 2
-    assert "2 messages parked" in found.troubles[0]
+    assert state.parked == 2
+    assert "2 messages parked" in state.troubles[0]
 
 
 def test_status_names_a_level_that_is_stuck(plain, management, small):
@@ -388,7 +390,11 @@ def test_status_names_a_level_that_is_stuck(plain, management, small):
         plain.Producer().publish("m", exchange=small.level_name(0), routing_key="1.@..full")
 
     def stuck():
-        return [each for each in status(plain, management, small).troubles if "not taken" in each]
+        return [
+            trouble
+            for trouble in status(plain, management, small).troubles
+            if "not taken" in trouble
+        ]
 
     (trouble, *_) = wait_until(stuck)
 
@@ -860,8 +866,8 @@ def test_prune_removes_mirrors_and_relays_whose_originals_are_gone(  # noqa: PLR
 
     def seen():
         # What a relay has in its hands is a statistic, which may be some seconds old.
-        found = prune(plain, management, small, dry_run=True)
-        return {*found.exchanges, *found.removed} == left
+        pruned = prune(plain, management, small, dry_run=True)
+        return {*pruned.exchanges, *pruned.removed} == left
 
     wait_until(seen)
     before = Snapshot.read(management)
@@ -953,7 +959,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
     queue = Queue("mail")(connection.channel())
     queue.declare()
     # Of the first lane, whatever their number.
-    of_the_first_lane = next(each for each in "abcdefgh" if crc32(each.encode()) % 6 == 0)
+    of_the_first_lane = next(name for name in "abcdefgh" if crc32(name.encode()) % 6 == 0)
 
     def send():
         connection.Producer().publish(
@@ -973,7 +979,7 @@ def test_explain_and_the_broker_agree(connect, collect, small, monkeypatch, more
     arrivals = collect(stock, [queue], 1)
 
     assert {arrival.key for arrival in arrivals} == {explained.key}
-    ways = [{header["queue"] for header in one.headers["x-death"]} for one in arrivals]
+    ways = [{header["queue"] for header in arrival.headers["x-death"]} for arrival in arrivals]
     assert ways == [{wait.queue for wait in explained.waits}]
     assert all(arrival.at * 1000 >= explained.due for arrival in arrivals)
 
@@ -998,9 +1004,9 @@ def test_a_queue_that_refuses_is_led_to_by_a_relay_and_named_when_it_is_full(
     into = small.queue_relay_name("full")
 
     def is_named():
-        found = status(plain, management, small)
-        return (found.relays or 0) >= 32 and any(
-            trouble.startswith(into) for trouble in found.troubles
+        state = status(plain, management, small)
+        return (state.relays or 0) >= 32 and any(
+            trouble.startswith(into) for trouble in state.troubles
         )
 
     wait_until(is_named)

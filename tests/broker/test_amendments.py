@@ -106,9 +106,9 @@ def first_record(connection, such=lambda _: True):
     channel.basic_consume(
         "kbd.v2.amendments.ids", callback=got.append, arguments={"x-stream-offset": "first"}
     )
-    found = drain_until(connection, lambda: [each for each in got if such(each)])
+    records = drain_until(connection, lambda: [message for message in got if such(message)])
     channel.close()
-    return found[0]
+    return records[0]
 
 
 def names_something(message):
@@ -139,7 +139,7 @@ def remembered(connection):
 QUEUES_OF_AMENDMENTS = ["queues/kbd.v2.amendments.ids", "queues/kbd.v2.amendments.keys"]
 
 
-def names_of_streams():
+def streams_of_amendments():
     return [parts.stream_name("kbd", kind) for kind in (parts.IDS, parts.KEYS)]
 
 
@@ -161,7 +161,7 @@ def test_a_consumer_that_began_before_the_first_amendment_keeps_to_it(
     cancel("cancelled", connection=publisher)
 
     assert bodies(collect(consumer, [QUEUE], 1, until=lambda: dropped)) == ["kept"]
-    assert [(each.id, each.reason, each.queue) for each in dropped] == [
+    assert [(message.id, message.reason, message.queue) for message in dropped] == [
         ("cancelled", "cancelled", "mail")
     ]
 
@@ -189,9 +189,9 @@ def test_a_consumer_asks_rarely_for_streams_that_are_not_there_and_at_once_when_
     handlers = dict.fromkeys(("ping", "revoke"), lambda *_, **__: None)
     workers.Node("here", channel=hearing.channel(), handlers=handlers).listen()
     with consumer.Consumer(QUEUE, no_ack=True, callbacks=[lambda body, _: got.append(body)]):
-        for each in ("one", "two", "three"):
-            publish(publisher, each, delay=1)
-            drain_until(consumer, partial(got.__contains__, each))
+        for expected in ("one", "two", "three"):
+            publish(publisher, expected, delay=1)
+            drain_until(consumer, partial(got.__contains__, expected))
         workers(connect())._broadcast("ping")  # noqa: SLF001 - as Celery's control does
         assert asked == [consumer.connection.delay_mechanism.amendments.reader]
 
@@ -224,7 +224,7 @@ def test_a_message_that_is_got_one_by_one_is_amended_like_one_that_is_consumed(
 
     wait_until(both_came)
     assert got == ["kept"]
-    assert [each.id for each in dropped] == ["cancelled"]
+    assert [message.id for message in dropped] == ["cancelled"]
 
 
 def test_what_is_dropped_as_its_consumer_ends_gets_no_ack_that_the_broker_does_not_want(
@@ -238,7 +238,7 @@ def test_what_is_dropped_as_its_consumer_ends_gets_no_ack_that_the_broker_does_n
 
     taking.cancel()
 
-    assert [each.id for each in dropped] == ["x"]
+    assert [message.id for message in dropped] == ["x"]
     # After an ack, the broker would have closed this channel.
     QUEUE(consumer.default_channel).queue_declare(passive=True)
 
@@ -254,7 +254,7 @@ def test_a_cancellation_from_the_ladder_spares_what_has_replaced_its_task_meanwh
 ):
     cancel_ahead("task", 3, forgetful)
     publish(publisher, "task", delay=1, **{REPLACES: "task"})
-    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
+    first_record(publisher, such=lambda record: parts.ENTERED in (record.headers or {}))
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["task"]
     assert dropped == []
@@ -266,7 +266,7 @@ def test_what_is_due_far_ahead_is_cancelled_by_a_record_that_rides_the_ladder(
     publish(publisher, "cancelled")
     publish(publisher, "kept")
     ride("cancelled", 3, forgetful)
-    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
+    first_record(publisher, such=lambda record: parts.ENTERED in (record.headers or {}))
 
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
     assert remembered(consumer) == 1
@@ -281,7 +281,7 @@ def test_a_cancellation_far_ahead_is_there_at_once_and_again_before_the_last(
     cancel_ahead(names, 2, publisher)
     assert parts.ENTERED not in (first_record(publisher).headers or {})
     wait_until(lambda: records_in_stream(publisher) == 3)
-    first_record(publisher, such=lambda each: parts.ENTERED in (each.headers or {}))
+    first_record(publisher, such=lambda record: parts.ENTERED in (record.headers or {}))
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_who_may_write_to_the_levels_and_the_default_exchange_cannot_amend(  # n
         ("", stream_of_ids, {"x-exchange": "kbd.v2.amendments", "x-routing-key": "ids"}),
         ("", first_queue, {"CC": [waiting]}),
     ]
-    names = [str(each) for each in range(len(ways) * len(deaths))]
+    names = [str(number) for number in range(len(ways) * len(deaths))]
     for name, ((exchange, key, headers), dead) in zip(names, product(ways, deaths), strict=True):
         publish(publisher, name, delay=2000)
         at = time.time_ns() // 1_000_000
@@ -371,7 +371,7 @@ def test_what_cannot_be_decoded_in_a_stream_stops_nobody(connect, publisher, col
     rogue = connect("amqp").default_channel
 
     def put_there():
-        for name in names_of_streams():
+        for name in streams_of_amendments():
             for raw in RAW.values():
                 rogue.basic_publish(RawMessage(b"{}", raw), "", name)
             copy = amqp.Message("{}", application_headers={"CC": [name]})
@@ -426,8 +426,8 @@ def test_a_publisher_notices_that_a_part_of_the_amendments_was_deleted(
             publish(other, "m", 60_000, **headers)
     else:
         publish(other, "m", 60_000, **headers)
-        found = {each["name"] for each in vhost.broker.api("GET", f"{kind}/{vhost.name}")}
-        assert name in found
+        names = {row["name"] for row in vhost.broker.api("GET", f"{kind}/{vhost.name}")}
+        assert name in names
 
 
 @pytest.mark.timeout(300)
@@ -439,7 +439,7 @@ def test_nobody_waits_for_the_streams_of_a_starting_node_when_they_are_deleted(
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "read", delay=1)
     assert bodies(collect(connect(), [QUEUE], 1)) == ["read"]
-    for name in names_of_streams():
+    for name in streams_of_amendments():
         vhost.broker.api("DELETE", f"queues/{vhost.name}/{name}")
 
     monkeypatch.setattr(reading, "_START", 3600.0)
@@ -456,7 +456,7 @@ def test_a_consumer_waits_for_the_streams_of_a_node_that_is_just_starting(
     publish(publisher, "cancelled", delay=1)
     publish(publisher, "kept", delay=1)
     wait_until(lambda: vhost.waiting(QUEUE.name) == {QUEUE.name: 2})
-    bring_back: list[Any] = [take_away(vhost, *names_of_streams())]
+    bring_back: list[Any] = [take_away(vhost, *streams_of_amendments())]
     ask = reading.Reader._existing  # noqa: SLF001 - it asks which streams there are
 
     def ask_then_bring_back(reader):
@@ -482,7 +482,7 @@ def test_a_consumer_that_waits_no_longer_for_streams_says_so_and_reads_them_late
     cancel("cancelled", connection=publisher)
     QUEUE(publisher.default_channel).declare()
     publish(publisher, "kept", delay=1)
-    bring_back = take_away(vhost, *names_of_streams())
+    bring_back = take_away(vhost, *streams_of_amendments())
 
     consumer = connect()
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
@@ -608,11 +608,11 @@ def test_records_that_come_while_a_stream_is_deleted_leave_the_connection_as_it_
     arrived = []
     with consumer.Consumer(QUEUE, callbacks=[lambda body, message: arrived.append(body)]):
         publisher.connection.delay_mechanism.amendments.write(
-            [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(500)]
+            [Supersede("k", f"{number:x}-k", 0, 0, keyed=True) for number in range(500)]
         )
         vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.amendments.ids")
         publisher.connection.delay_mechanism.amendments.write(
-            [Supersede("k", f"{each:x}-k", 0, 0, keyed=True) for each in range(500)]
+            [Supersede("k", f"{number:x}-k", 0, 0, keyed=True) for number in range(500)]
         )
         publish(publisher, "last", delay=1)
         drain_until(consumer, lambda: "last" in arrived)
@@ -655,13 +655,13 @@ def test_streams_that_come_and_go_leave_no_channel_and_no_consumer_behind(
     vhost, consumer, publisher, collect, dropped
 ):
     counts: list[int] = []
-    for each in range(4):
-        cancel(f"cancelled {each}", connection=publisher)
-        publish(publisher, f"cancelled {each}", delay=1)
-        publish(publisher, f"kept {each}", delay=250)
+    for number in range(4):
+        cancel(f"cancelled {number}", connection=publisher)
+        publish(publisher, f"cancelled {number}", delay=1)
+        publish(publisher, f"kept {number}", delay=250)
         assert bodies(
-            collect(consumer, [QUEUE], 1, until=lambda count=each + 1: len(dropped) == count)
-        ) == [f"kept {each}"]
+            collect(consumer, [QUEUE], 1, until=lambda count=number + 1: len(dropped) == count)
+        ) == [f"kept {number}"]
         counts.append(len(consumer.connection.channels))
         # The broker's word on a channel that was left may still be to come.
         drain_until(consumer, lambda: len(consumer.connection.channels) == counts[0])
@@ -704,25 +704,25 @@ def interrupted(*_):
 def test_more_records_than_are_sent_at_once_are_read_before_the_first_message(
     connect, publisher, consumer, collect
 ):
-    names = [f"id-{each}" for each in range(3 * PREFETCH)]
+    names = [f"id-{number}" for number in range(3 * PREFETCH)]
     now = time.time_ns() // 1_000_000
     publisher.connect()
     amendments = publisher.connection.delay_mechanism.amendments
     amendments.write([Cancel((name,), now) for name in names])
-    for each in (names[0], names[-1], "kept"):
-        publish(publisher, each, delay=1)
+    for body in (names[0], names[-1], "kept"):
+        publish(publisher, body, delay=1)
     late = connect()
     assert bodies(collect(late, [QUEUE], 1)) == ["kept"]
     assert remembered(late) == len(names)
 
 
 def test_of_twenty_messages_with_one_key_the_last_arrives(consumer, publisher, collect, dropped):
-    for each in range(20):
-        publish(publisher, f"{each}", **{KEY: "document"})
+    for number in range(20):
+        publish(publisher, f"{number}", **{KEY: "document"})
     publish(publisher, "end", delay=1000)
     arrivals = collect(consumer, [QUEUE], 2, until=lambda: len(dropped) == 19)
     assert set(bodies(arrivals)) == {"19", "end"}
-    assert {each.reason for each in dropped} == {"superseded"}
+    assert {message.reason for message in dropped} == {"superseded"}
     assert len(dropped) == 19
 
 
@@ -771,7 +771,7 @@ def test_a_postponed_message_arrives_at_its_new_time_once(consumer, publisher, c
     began = time.time()
     reschedule("postponed", countdown=2, connection=publisher)
     publish(publisher, "end", delay=2500)
-    at = {each.body: each.at for each in collect(consumer, [QUEUE], 2)}
+    at = {arrival.body: arrival.at for arrival in collect(consumer, [QUEUE], 2)}
     assert set(at) == {"postponed", "end"}
     assert at["postponed"] - began >= 2
 
@@ -824,7 +824,7 @@ ENCODINGS = (
     "gb18030",
 )  # fmt: skip
 BODIES: dict[str, tuple[str | None, bytes]] = {
-    **{each: (each, "é ~{ ~~ \\ a\n".encode(each, "ignore")) for each in ENCODINGS},
+    **{encoding: (encoding, "é ~{ ~~ \\ a\n".encode(encoding, "ignore")) for encoding in ENCODINGS},
     "utf-16 without a mark": ("utf-16", b"a\x00"),
     "utf-16 of the other order": ("utf-16", b"\xfe\xff\x00a"),
     "utf-7 in another form": ("utf-7", b"+AGE-"),
@@ -920,7 +920,7 @@ def test_a_listener_that_fails_stops_no_consumer(consumer, publisher, collect, d
     cancel("cancelled", connection=publisher)
     publish(publisher, "kept", delay=750)
     assert bodies(collect(consumer, [QUEUE], 1, until=lambda: dropped)) == ["kept"]
-    assert [each.id for each in dropped] == ["cancelled"]
+    assert [message.id for message in dropped] == ["cancelled"]
     assert "listener" in caplog.text
 
 
@@ -948,7 +948,7 @@ def test_the_queue_that_was_declared_last_is_amended_without_its_name(consumer, 
     channel.queue_declare("mail", durable=True, auto_delete=False)
     channel.basic_consume("", no_ack=True, callback=got.append)
     drain_until(consumer, lambda: got)
-    assert [each.body for each in got] == ["kept"]
+    assert [message.body for message in got] == ["kept"]
 
 
 BAD: dict[str, Any] = {  # what is wrong with it, and the call
@@ -1140,7 +1140,7 @@ def test_what_a_batch_has_sent_is_recorded_even_if_its_channel_is_closed(
     for number in (3, 4):
         batch.publish(prepared(producer, f"{number}", {KEY: "x"}), "", "mail", tag=number)
     batch._send_all()  # noqa: SLF001 - as a full buffer does
-    drain_until(publisher, lambda: all(each.state for each in batch._to_record))  # noqa: SLF001
+    drain_until(publisher, lambda: all(pending.state for pending in batch._to_record))  # noqa: SLF001
     batch.publish(amqp.Message("m"), "no such exchange", "mail", tag="nowhere")
     with pytest.raises(UnconfirmedError, match="no such exchange"):
         batch.flush()
@@ -1181,12 +1181,12 @@ def test_a_consumer_without_acks_gets_only_what_was_not_amended(consumer, publis
     arrived: list[str] = []
     with consumer.Consumer(
         QUEUE, callbacks=[lambda body, _: arrived.append(body)], no_ack=True
-    ) as each:
+    ) as bare_consumer:
         drain_until(consumer, lambda: len(arrived) == 2 and dropped)
         assert time.time() >= start + 1.5
-        each.cancel()
+        bare_consumer.cancel()
     assert set(arrived) == {"kept", "postponed"}
-    assert [each.id for each in dropped] == ["cancelled"]
+    assert [message.id for message in dropped] == ["cancelled"]
     assert QUEUE(consumer.default_channel).queue_declare(passive=True).message_count == 0
 
 

@@ -143,9 +143,9 @@ def test_what_a_full_queue_refuses_is_nacked_one_by_one(channel, outcomes):
             send(batch, body, "full")
             send(batch, body.upper())
 
-    found = states(outcomes)
-    assert [found[body] for body in "abcd"] == ["confirmed"] * 2 + ["nacked"] * 2
-    assert [found[body] for body in "ABCD"] == ["confirmed"] * 4
+    state_of = states(outcomes)
+    assert [state_of[body] for body in "abcd"] == ["confirmed"] * 2 + ["nacked"] * 2
+    assert [state_of[body] for body in "ABCD"] == ["confirmed"] * 4
 
 
 def test_a_flush_names_what_was_nacked_and_the_batch_goes_on(channel):
@@ -241,11 +241,11 @@ def test_a_broker_that_reads_nothing_for_too_long_breaks_the_connection(vhost, o
                     send(batch, f"{number}:" + "x" * 10_000, confirm_timeout=patience)
                 batch.flush()
 
-            found = Counter(states(outcomes).values())
+            counts = Counter(states(outcomes).values())
     # A few more passed the proxy before it noticed.
-    assert set(found) == {"confirmed", "unknown"}
-    assert found["unknown"] > 50
-    assert found.total() == 101
+    assert set(counts) == {"confirmed", "unknown"}
+    assert counts["unknown"] > 50
+    assert counts.total() == 101
 
 
 def test_a_batch_waits_for_its_channel_no_longer_than_for_a_confirm(vhost, connect, outcomes):
@@ -645,7 +645,7 @@ def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(
     levels = [queue.name for level in topology.levels for queue in level.queues]
     waiting = [name for name, count in vhost.waiting(*levels).items() for _ in range(count)]
     got = [other.basic_get(name, no_ack=True) for name in waiting]
-    keys = [each.delivery_info["routing_key"] for each in got]
+    keys = [message.delivery_info["routing_key"] for message in got]
     delays = [topology.ladder.delay(parse_address(key)[0]) for key in keys]
     assert len(delays) == 3
     assert sorted(delays)[1] <= HOUR - 2000 + topology.ladder.tick
@@ -768,8 +768,8 @@ def test_each_thread_with_its_connection_knows_of_its_own_messages(vhost, channe
         results[name] = states(outcomes)
 
     run_together(work)
-    for name, found in results.items():
-        assert found == {f"{name}-{number}": "confirmed" for number in range(200)}
+    for name, state_of in results.items():
+        assert state_of == {f"{name}-{number}": "confirmed" for number in range(200)}
 
 
 def test_threads_may_share_a_batch(channel, outcomes):

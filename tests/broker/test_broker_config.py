@@ -27,7 +27,9 @@ SHIPPED = """
 def test_a_broker_has_the_values_that_we_recommend_for_its_release(broker, advanced) -> None:
     with nullcontext(broker) if advanced is None else Broker(ROOT, advanced=advanced) as node:
         # By one call: each starts an Erlang.
-        asked = [f"application:get_env({each.application}, {each.name})" for each in SETTINGS]
+        asked = [
+            f"application:get_env({setting.application}, {setting.name})" for setting in SETTINGS
+        ]
         text = 'io_lib:format("~w~n", [Value])'
         printed = node.ctl("eval", f"lists:flatten([{text} || Value <- [{', '.join(asked)}]]).")
         values = json.loads(printed).splitlines()

@@ -69,7 +69,7 @@ def publish(connect, vhost):
 
 def arrived(collect, connect, count):
     bare = Queue("mail", no_declare=True)
-    return [each.body for each in collect(connect(), [bare], count, more=1.5)]
+    return [arrival.body for arrival in collect(connect(), [bare], count, more=1.5)]
 
 
 def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
@@ -182,7 +182,7 @@ def test_what_a_pattern_finds_is_cancelled_in_time_for_the_first_and_for_the_las
 
     def waiting():
         [ladder] = json.loads(run("status", "--json").stdout)["ladders"]
-        return sum(each["messages"] for each in ladder["queues"])
+        return sum(queue["messages"] for queue in ladder["queues"])
 
     # What has just left a queue is counted until the broker's next statistics.
     said = "both tasks, and the record that cancels what is due in forty days"
@@ -226,9 +226,9 @@ def test_what_cannot_be_amended_is_named_and_stays_and_the_others_are_amended(  
 
     left = {long: "at most 255 bytes, got 300", half: "UTF-8"}
     left |= {far: "the longest delay of the ladder"} if far_stays else {}
-    for found in (planned, json.loads(done.stdout)):
-        assert (found["ids"], found["left"].keys()) == (["one"], left.keys())
-        assert all(why in found["left"][id_] for id_, why in left.items())
+    for report in (planned, json.loads(done.stdout)):
+        assert (report["ids"], report["left"].keys()) == (["one"], left.keys())
+        assert all(why in report["left"][id_] for id_, why in left.items())
     assert (done.exit_code, "one" in done.stderr, "xxx" in done.stderr) == (1, True, False)
     assert f"{len(left)} cannot be amended, and wait on" in shown
     assert "got 300: 'xxx" in shown
@@ -288,7 +288,7 @@ def test_a_time_after_the_year_9999_is_refused_by_a_dry_run_too(connect, vhost, 
 
 @pytest.mark.parametrize(("action", "new"), [("cancel", None), ("reschedule", MAX_TIME)])
 def test_what_waits_until_after_the_year_9999_is_named_and_stays(connect, vhost, action, new):
-    chosen = operate.Chosen({"a": MAX_TIME + 1}, found=True)
+    chosen = operate.Chosen({"a": MAX_TIME + 1}, by_search=True)
     done = operate.amend(connect(), action, chosen, new)
     assert (done.ids, "253402300800000 ms" in done.left["a"]) == ((), True)
     assert not vhost.queues()
@@ -325,7 +325,7 @@ def test_on_a_terminal_it_asks_for_a_file_and_not_for_ids_that_were_typed(
     assert "cancel 4 tasks: one\\x1b[2J, two, three, …" in refused.output
     assert "nothing was changed" in refused.output
     assert (agreed.exit_code, "Go on?" in agreed.output) == (0, True)
-    assert [(each.exit_code, "Go on?" in each.output) for each in unasked] == [(0, False)] * 2
+    assert [(result.exit_code, "Go on?" in result.output) for result in unasked] == [(0, False)] * 2
 
 
 def test_it_is_a_subcommand_of_celerys_command_as_well(vhost, monkeypatch):
@@ -356,17 +356,20 @@ def ladder(topology):
 
 def test_create_makes_the_streams_and_the_last_teardown_removes_them(run, ladder, vhost):
     other = *ladder, "--levels", "3"
-    made = [run(*each, "create") for each in (ladder, other)]
+    made = [run(*options, "create") for options in (ladder, other)]
     sound = run(*ladder, "--declare", "never", "verify")
     cancelled = run(*ladder, "--declare", "never", "cancel", "one", "two")
     first = run(*ladder, "teardown", "--yes")
     kept = {row["name"] for row in vhost.queues()} & AMENDMENTS
     last = run(*other, "teardown", "--yes", "--json")
 
-    assert [each.exit_code for each in (*made, sound, cancelled, first, last)] == [0] * 6
+    assert [result.exit_code for result in (*made, sound, cancelled, first, last)] == [0] * 6
     assert kept == AMENDMENTS
     forgotten = "what was cancelled or rescheduled is forgotten"
-    assert [forgotten in " ".join(each.output.split()) for each in (first, last)] == [False, True]
+    assert [forgotten in " ".join(result.output.split()) for result in (first, last)] == [
+        False,
+        True,
+    ]
     assert json.loads(last.stdout)["lost"] == 0, "a record is no message that waits"
     assert set(json.loads(last.stdout)["queues"]) >= AMENDMENTS
     assert not vhost.queues()
@@ -400,25 +403,25 @@ def test_status_is_shown_in_an_alarm_too(run, own_broker):
 
 
 def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect):
-    def found(*arguments):
+    def differences(*arguments):
         done = run(*ladder, *arguments, "verify", "--json")
         return {
-            (load["severity"], load["what"], load["found"])
-            for load in json.loads(done.stdout)["differences"]
-            if "amendments" in load["what"] or "streams" in load["what"]
+            (difference["severity"], difference["what"], difference["found"])
+            for difference in json.loads(done.stdout)["differences"]
+            if "amendments" in difference["what"] or "streams" in difference["what"]
         }
 
     run(*ladder, "--no-amendments", "create")
     none = ("amendments", "none made yet"), ("amendments", "no exchange and no streams")
-    assert found() == {("note", *none[0])}
-    assert found("--declare", "never") == {("warning", *none[1])}
-    assert not found("--declare", "never", "--no-amendments")
+    assert differences() == {("note", *none[0])}
+    assert differences("--declare", "never") == {("warning", *none[1])}
+    assert not differences("--declare", "never", "--no-amendments")
 
     run(*ladder, "create")
-    assert not found("--declare", "never")
+    assert not differences("--declare", "never")
     ids = "queue kbd.v2.amendments.ids"
     other = "x-max-age is '31D', should be '7D'"
-    assert found("--amendments-max-age", "7D") == {("warning", ids, other)}
+    assert differences("--amendments-max-age", "7D") == {("warning", ids, other)}
 
     policy = {"pattern": "^kbd", "definition": {"message-ttl": 1, "expires": 1, "max-age": "1h"}}
     vhost.broker.api("PUT", f"policies/{vhost.name}/short", policy)
@@ -440,9 +443,9 @@ def test_verify_says_what_is_wrong_with_the_streams(run, ladder, vhost, connect)
 
     channel = connect("amqp").default_channel
     channel.queue_delete("kbd.v2.amendments.keys")
-    assert found() == {("error", "queue kbd.v2.amendments.keys", "missing")}
+    assert differences() == {("error", "queue kbd.v2.amendments.keys", "missing")}
     channel.exchange_delete("kbd.v2.amendments")
-    assert ("error", "exchange kbd.v2.amendments", "missing") in found()
+    assert ("error", "exchange kbd.v2.amendments", "missing") in differences()
 
 
 def test_an_export_has_the_streams_unless_it_is_told_otherwise(run, vhost, ladder):

@@ -58,9 +58,10 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
     assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
     assert "declared 27 of the 27" in " ".join(first.output.split())
     assert f"1 s in {topology.prefix}.level-01.0001" in " ".join(first.output.split())
-    found = {load["what"]: load["said"] for load in json.loads(again.output)["findings"]}
-    assert found["topology"] == "all 27 parts that this delay needs existed already"
-    assert found["transport"] == "the app uses kombu_binary_delay.transport:Transport"
+    said = {finding["what"]: finding["said"] for finding in json.loads(again.output)["findings"]}
+    assert said["topology"] == "all 27 parts that this delay needs existed already"
+    assert said["transport"] == "the app uses kombu_binary_delay.transport:Transport"
+    assert said["confirms"].startswith("publisher confirms are off")
     part = topology.base + topology.levels[0] + topology.levels[1]
     assert {queue["name"] for queue in vhost.queues()} == {queue.name for queue in part.queues}
     assert {exchange["name"] for exchange in vhost.exchanges()} == {
@@ -70,9 +71,9 @@ def test_a_ladder_that_works_passes_and_only_the_ladder_stays(check, app, vhost,
 
 
 def test_users_who_may_do_no_more_than_delay_may_check(check, user, vhost):
-    found = check(url=user(**dict.fromkeys(KINDS, r"^kbd\.")))
+    checked = check(url=user(**dict.fromkeys(KINDS, r"^kbd\.")))
 
-    assert found.exit_code == 0, found.output
+    assert checked.exit_code == 0, checked.output
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,10 @@ def test_users_who_may_do_no_more_than_delay_may_check(check, user, vhost):
     ],
 )
 def test_an_app_that_does_not_delay_by_us_is_told_what_to_add(check, app, vhost, settings, remedy):
-    found = check(options=app(**settings))
+    checked = check(options=app(**settings))
 
-    assert found.exit_code == 1, found.output
-    assert remedy in " ".join(found.output.split())
+    assert checked.exit_code == 1, checked.output
+    assert remedy in " ".join(checked.output.split())
     assert not vhost.queues()
 
 
@@ -96,11 +97,11 @@ def test_an_app_that_does_not_delay_by_us_is_told_what_to_add(check, app, vhost,
     [("^mail$", "may not have a queue"), (r"^kbd\.check", "may not declare|refused to declare")],
 )
 def test_a_user_without_permissions_is_told_which(check, user, vhost, pattern, said):
-    found = check(url=user(**dict.fromkeys(KINDS, pattern)))
+    checked = check(url=user(**dict.fromkeys(KINDS, pattern)))
 
-    words = " ".join(found.output.split())
-    assert found.exit_code == 1, words
-    assert any(each in words for each in said.split("|"))
+    words = " ".join(checked.output.split())
+    assert checked.exit_code == 1, words
+    assert any(text in words for text in said.split("|"))
     assert "grant" in words
     assert "'kbd.'" in words
     assert not vhost.queues()
@@ -111,11 +112,11 @@ def test_a_message_that_comes_too_early_is_an_error(check, vhost, topology):
     vhost.broker.api("PUT", f"policies/{vhost.name}/short", policy)
 
     # However slow the broker is.
-    found = check("--delay", "1h")
+    checked = check("--delay", "1h")
 
-    assert found.exit_code == 1, found.output
-    assert "too early" in found.output
-    assert "message-ttl" in found.output
+    assert checked.exit_code == 1, checked.output
+    assert "too early" in checked.output
+    assert "message-ttl" in checked.output
 
 
 def test_no_delay_checks_nothing(check, vhost):
@@ -125,10 +126,10 @@ def test_no_delay_checks_nothing(check, vhost):
 
 
 def test_where_nothing_may_be_declared_the_ladder_must_exist(check, vhost):
-    found = check(options=("--declare", "never"))
+    checked = check(options=("--declare", "never"))
 
-    words = " ".join(found.output.split())
-    assert found.exit_code == 1, words
+    words = " ".join(checked.output.split())
+    assert checked.exit_code == 1, words
     assert "kombu-binary-delay create" in words
     assert not vhost.queues()
 
@@ -140,17 +141,17 @@ def test_parts_of_the_ladder_that_nobody_may_declare_are_missed(check, vhost, to
         channel.open()
         channel.exchange_delete(topology.level_name(1))
 
-    found = check(options=("--declare", "never"))
+    checked = check(options=("--declare", "never"))
 
-    assert found.exit_code == 1, found.output
-    assert "1 of the 27 parts" in " ".join(found.output.split())
+    assert checked.exit_code == 1, checked.output
+    assert "1 of the 27 parts" in " ".join(checked.output.split())
 
 
 def test_of_several_lanes_only_the_one_that_the_message_takes_is_made(check, topology):
-    found = check("--json", options=("--lanes", "3"))
+    checked = check("--json", options=("--lanes", "3"))
 
-    said = {load["what"]: load["said"] for load in json.loads(found.output)["findings"]}
-    assert found.exit_code == 0, found.output
+    said = {finding["what"]: finding["said"] for finding in json.loads(checked.output)["findings"]}
+    assert checked.exit_code == 0, checked.output
     assert "declared 27 of the 27" in said["topology"]
     assert "-lane" in said["way"]
 
@@ -172,10 +173,10 @@ def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkey
         channel.queue_bind(held, held, "")
     monkeypatch.setattr(sys.modules["kombu_binary_delay.operate.check"], "_PATIENCE", 1.0)
     # when
-    found = check("--late", "0", options=("--declare", "never"))
+    checked = check("--late", "0", options=("--declare", "never"))
     # then
-    words = " ".join(found.output.split())
-    assert found.exit_code == 1, words
+    words = " ".join(checked.output.split())
+    assert checked.exit_code == 1, words
     assert "the message has not come" in words
     assert topology.parking in words
     assert not [queue for queue in vhost.queues() if "check" in queue["name"]]
@@ -191,8 +192,8 @@ def test_a_message_that_does_not_come_is_an_error(check, vhost, topology, monkey
     ],
 )
 def test_a_delay_is_judged_by_the_one_that_was_asked_for(seen, state, said):
-    found = judge(1.0, 1.0, seen, 5.0)
+    finding = judge(1.0, 1.0, seen, 5.0)
 
-    assert found.state == state
-    assert said in found.said
-    assert bool(found.remedy) == (state != "ok")
+    assert finding.state == state
+    assert said in finding.said
+    assert bool(finding.remedy) == (state != "ok")

@@ -84,7 +84,7 @@ def test_a_ladder_made_ahead_takes_urgent_messages_and_goes_as_a_whole(
     connection.Producer().publish("m", routing_key="mail", headers={"x-delay": 1000}, priority=9)
     arrived = collect(connection, [Queue("mail")], 1)
 
-    assert [each.exit_code for each in (made, sound)] == [0, 0], sound.output
+    assert [result.exit_code for result in (made, sound)] == [0, 0], sound.output
     assert len(arrived) == 1
     # What has arrived is a while longer in the broker's figures.
     wait_until(lambda: run(*tick, "teardown", "--yes").exit_code == 0)
@@ -110,7 +110,7 @@ def test_create_verify_status_and_teardown(run, slow, connect):
     assert "sound: nothing" in sound.output
     assert "\nempty\n" in empty.output
     ladders = json.loads(waiting.output)["ladders"]
-    assert sum(each["messages"] for ladder in ladders for each in ladder["queues"]) == 2
+    assert sum(queue["messages"] for ladder in ladders for queue in ladder["queues"]) == 2
     assert refused.exit_code == 3
     assert "2 messages wait" in refused.output
     assert gone.exit_code == 0
@@ -155,7 +155,7 @@ def test_what_the_setting_relays_names_is_reached_where_nothing_is_declared(
         connection.Producer().publish(
             "m", exchange=exchange, routing_key=key, headers={"x-delay": 1000}
         )
-    assert {each.exchange for each in collect(connection, [queue], 2)} == {"", "events"}
+    assert {arrival.exchange for arrival in collect(connection, [queue], 2)} == {"", "events"}
     assert run(*tick, "--declare", "never", "verify").exit_code == 0
 
 
@@ -213,8 +213,8 @@ def test_status_counts_by_destination_from_the_journal(run, tick, connect):
     options = (*tick, "--tick", "100000")
 
     def counts():
-        found = json.loads(run(*options, "status", "--destinations", "--json").output)
-        return {each["value"]: each["tasks"] for each in found["destinations"]}
+        status = json.loads(run(*options, "status", "--destinations", "--json").output)
+        return {row["value"]: row["tasks"] for row in status["destinations"]}
 
     end = time.monotonic() + PATIENCE
     while counts() != {"mail": 2, "orders": 1}:
@@ -268,8 +268,10 @@ def test_a_binding_of_yours_with_a_list_or_a_table_stops_no_subcommand(run, tick
         )
     ]
 
-    assert [each.exit_code for each in done] == [0] * len(done), [each.output for each in done]
-    assert all(json.loads(each.stdout) for each in done)
+    assert [result.exit_code for result in done] == [0] * len(done), [
+        result.output for result in done
+    ]
+    assert all(json.loads(result.stdout) for result in done)
     assert what_exists(vhost) == before
 
 
@@ -322,7 +324,7 @@ def test_names_with_colons_are_redriven_by_what_is_parked_and_exists(run, tick, 
 
     words = "nothing is parked for the exchange jobs with the key 'low' or the queue jobs:low"
     assert (nothing.exit_code, words in nothing.stderr) == (0, True)
-    assert [json.loads(each.stdout)["sent"] for each in (queue, exchange)] == [1, 1]
+    assert [json.loads(result.stdout)["sent"] for result in (queue, exchange)] == [1, 1]
     assert (either.exit_code, both in either.output) == (2, True)
     assert "nothing is parked" not in queue.stderr + exchange.stderr
     wait_until(
@@ -375,7 +377,7 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
         other.delete()
 
     assert json.loads(planned.output)["messages"] == 2
-    assert [(each.exit_code, "are the same ladder" in each.output) for each in same] == [
+    assert [(result.exit_code, "are the same ladder" in result.output) for result in same] == [
         (2, True),
         (2, True),
     ]
@@ -384,7 +386,7 @@ def test_migrate_and_transfer(broker, run, slow, connect, small):
     assert "or run 'create --exchange' for each exchange" in beside.output
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
     assert (away.exit_code, json.loads(away.output)["moved"]) == (0, 2)
-    assert sum(load["messages"] for load in json.loads(there.output)["ladders"][0]["queues"]) == 2
+    assert sum(queue["messages"] for queue in json.loads(there.output)["ladders"][0]["queues"]) == 2
 
 
 def test_what_cannot_be_read_between_ladders_of_others_is_in_the_namespace_of_the_settings(
@@ -429,11 +431,11 @@ def test_lanes_are_filled_and_emptied_together_and_never_into_themselves(
         other.delete()
 
     assert elsewhere != vhost.url
-    assert [json.loads(each.output).get("moved") for each in (widened, away)] == [5, 5]
+    assert [json.loads(result.output).get("moved") for result in (widened, away)] == [5, 5]
     assert json.loads(planned.output)["messages"] == 5
     assert inside[0] == outside[0] == 0
     assert sorted(inside[1:]) == sorted(outside[1:]) == [2, 3]
-    assert [each.exit_code for each in refused] == [2, 2, 2, 2]
+    assert [result.exit_code for result in refused] == [2, 2, 2, 2]
     same = "are the same ladder"
     words = (same, same, "is one of several lanes", f"find it themselves; name kbd.v2-{name}")
     for said, done in zip(words, refused, strict=True):
@@ -556,7 +558,7 @@ def test_settings_come_from_options_and_the_environment(run):
     radices = run("explain", "1s", "--json", "--radix", "4,3,2")
 
     shown = (option, after, environment, radices)
-    assert [json.loads(each.output)["ladder"] for each in shown] == [
+    assert [json.loads(result.output)["ladder"] for result in shown] == [
         "kbd.v2-1000ms-2x6-4x4-16x3-8x1",
         "kbd.v2-1000ms-2x6-4x4-16x3-8x1",
         "kbd.v2-500ms-2x7-4x4-16x3-8x1",
@@ -625,14 +627,14 @@ def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
     queue = Queue("mail", Exchange("events", "topic"), "k")(worker.channel())
     queue.declare()
     queue.get()
-    side = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    side = {row["name"] for row in (*vhost.exchanges(), *vhost.queues())}
 
     none = Topology(Ladder.binary(5, 999), queue_type=small.queue_type)
     gone = run(*new, "teardown", "--yes", "--ladder", none.prefix, "--json")
     settings_ladder_is_none = run(*new, "teardown", "--yes", "--json")
     made = run(*old[0])
     removed = run(*new, "teardown", "--yes", "--ladder", small.prefix, "--force", "--json")
-    left = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    left = {row["name"] for row in (*vhost.exchanges(), *vhost.queues())}
     run(*old[0])
     all_of_it = run(*old[1], "--force", "--json")
 
@@ -662,8 +664,8 @@ def test_the_amendments_of_programs_on_another_systems_ladder_stay(broker, run, 
     gone = run(*foreign, "teardown", "--yes", "--ladder", ladder, "--force")
 
     streams = ["kbd.v2.amendments.ids", "kbd.v2.amendments.keys"]
-    going = [json.loads(each.output.splitlines()[-1])["queues"] for each in planned]
-    assert [set(streams).issubset(each) for each in going] == [True, False, True]
+    going = [json.loads(result.output.splitlines()[-1])["queues"] for result in planned]
+    assert [set(streams).issubset(names) for names in going] == [True, False, True]
     assert gone.exit_code == 0, gone.output
     assert sorted(queue["name"] for queue in vhost.queues()) == streams
 
@@ -681,10 +683,10 @@ def test_ladders_side_by_side_are_made_verified_shown_and_removed_together(run, 
     queues = json.loads(made.output)["queues"]
     assert len([name for name in queues if "-urgent" not in name]) == 2 * 4 + 1
     assert all(json.loads(line)["sound"] for line in sound.output.splitlines())
-    assert all(load["current"] for load in json.loads(shown.output)["ladders"])
+    assert all(ladder["current"] for ladder in json.loads(shown.output)["ladders"])
     assert len(json.loads(exported.output)["queues"]) == 2 * 4 + 1
     *first, last = (json.loads(line) for line in gone.stdout.splitlines())
-    assert all(each["keeps"] for each in first)
+    assert all(report["keeps"] for report in first)
     assert last["keeps"] == []
 
 
@@ -697,20 +699,20 @@ def test_ladders_side_by_side_go_together_or_not_at_all(run, tick, vhost, small)
     with Connection(vhost.url) as plain:
         plain.Producer().publish("m", exchange=small.parking)
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
-    before = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    before = {row["name"] for row in (*vhost.exchanges(), *vhost.queues())}
 
     planned = run(*lanes, "teardown", "--dry-run")
     refused = run(*lanes, "teardown", "--yes")
 
     assert [planned.exit_code, refused.exit_code] == [3, 3]
-    assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == before
+    assert {row["name"] for row in (*vhost.exchanges(), *vhost.queues())} == before
 
 
 def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(run, tick, vhost, small):
     """Given: programs that declare nothing, and what they publish to is deleted."""
     never = (*tick, "--queue-per-delay", "--journal", "stream", "--declare", "never")
     run(*never, "create")
-    whole = {each["name"] for each in (*vhost.exchanges(), *vhost.queues())}
+    whole = {row["name"] for row in (*vhost.exchanges(), *vhost.queues())}
     bindings = vhost.bindings()
     with Connection(vhost.url) as plain:
         channel = plain.channel()
@@ -719,13 +721,15 @@ def test_what_direct_queues_and_the_journal_need_is_missed_and_made_again(run, t
         way = small.direct_bindings(2)[0]
         channel.exchange_unbind(way.destination, way.source, way.key)
 
-    missed = [run(*never, each) for each in ("verify", "status")]
+    missed = [run(*never, subcommand) for subcommand in ("verify", "status")]
     mended = run(*never, "verify", "--fix")
-    again = [run(*never, each) for each in ("verify", "status")]
+    again = [run(*never, subcommand) for subcommand in ("verify", "status")]
 
-    assert [each.exit_code for each in (*missed, mended, *again)] == [1, 1, 0, 0, 0], mended.output
+    assert [result.exit_code for result in (*missed, mended, *again)] == [1, 1, 0, 0, 0], (
+        mended.output
+    )
     assert "a delayed publish fails with 404" in " ".join(missed[0].output.split())
-    assert {each["name"] for each in (*vhost.exchanges(), *vhost.queues())} == whole
+    assert {row["name"] for row in (*vhost.exchanges(), *vhost.queues())} == whole
     assert len(vhost.bindings()) == len(bindings)
 
 
@@ -754,8 +758,8 @@ def test_a_ladder_from_before_programs_declared_nothing_misses_no_level(  # noqa
     missed.append(run(*never, "status", "--ladder", old.prefix))
     before = run(*slow, "--declare", "never", "verify")
 
-    assert [each.exit_code for each in sound] == [0] * 6, [each.output for each in sound]
-    assert [each.exit_code for each in (*missed, mended)] == [1, 1, 1, 0]
+    assert [result.exit_code for result in sound] == [0] * 6, [result.output for result in sound]
+    assert [result.exit_code for result in (*missed, mended)] == [1, 1, 1, 0]
     assert f"queue {old.level_name(0)}.1: missing" in missed[1].output
     assert f"queue {small.level_name(3)}.1: missing" in missed[2].output
     assert (before.exit_code, "levels 2 to 3" in before.output) == (1, True)
@@ -794,7 +798,9 @@ def test_the_ladder_for_urgent_messages_belongs_to_all_lanes_where_it_is_filled(
     *_, last = gone.output.splitlines()
     assert (gone.exit_code, json.loads(last)["lost"]) == (0, 0)
     ladders = json.loads(shown.output)["ladders"]
-    held = {ladder["name"]: sum(one["messages"] for one in ladder["queues"]) for ladder in ladders}
+    held = {
+        ladder["name"]: sum(queue["messages"] for queue in ladder["queues"]) for ladder in ladders
+    }
     assert (held.pop(urgent.prefix), sum(held.values())) == ((1, 1) if is_filled else (0, 2))
     assert held.keys() <= {lane.prefix for lane in one.lanes(2)}
     assert all(ladder["current"] for ladder in ladders)
@@ -815,7 +821,7 @@ def test_what_is_migrated_is_in_the_journal_once(run, slow, connect):
     listed = run(*wider, "tasks", "--source", "journal", "--json")
 
     assert (moved.exit_code, json.loads(moved.output)["moved"]) == (0, 2)
-    assert sorted(load["id"] for load in json.loads(listed.output)["tasks"]) == ["one", "two"]
+    assert sorted(task["id"] for task in json.loads(listed.output)["tasks"]) == ["one", "two"]
 
 
 def test_a_message_of_another_user_stays_parked_and_holds_up_no_others(  # noqa: PLR0913, PLR0917
@@ -862,7 +868,7 @@ def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  #
     ours.Producer().publish("m", exchange="events", routing_key="x", headers={"x-delay": 1000})
     bind(vhost.url, method, "mail", "events", "order.*")
 
-    found = run(*tick, "verify")
+    before = run(*tick, "verify")
     planned = run(*tick, "create", "--dry-run", "--json")
     still = run(*tick, "verify")
     mended = run(*tick, "create", "--json")
@@ -872,10 +878,12 @@ def test_what_was_bound_or_unbound_without_the_transport_is_found_and_mended(  #
     )
 
     removed = int(method == "queue_unbind")
-    assert [each.exit_code for each in (found, still, mended, sound)] == [1, 1, 0, 0], found.output
-    assert ("no such binding any more" if removed else "is not repeated") in found.output
-    for each in (planned, mended):
-        assert json.loads(each.output)["removed_bindings"] == removed
+    assert [result.exit_code for result in (before, still, mended, sound)] == [1, 1, 0, 0], (
+        before.output
+    )
+    assert ("no such binding any more" if removed else "is not repeated") in before.output
+    for result in (planned, mended):
+        assert json.loads(result.output)["removed_bindings"] == removed
     place = small.parking if removed else "mail"
     wait_until(lambda: vhost.waiting(place) == {place: 1})
 
@@ -926,7 +934,7 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
         vhost.broker.api("PUT", f"policies/{vhost.name}/limits", policy)
         wait_until(lambda: any(row.get("policy") for row in vhost.queues()))
 
-    found = run(*tick, "verify")
+    before = run(*tick, "verify")
     mended = run(*tick, "create")
     sound = run(*tick, "verify")
     sender = connect(binary_delay={"tick": 1000, "radix": 2, "levels": 4, "declare": "never"})
@@ -938,10 +946,10 @@ def test_a_full_queue_that_refuses_is_named_and_holds_up_nobody_when_it_is_mende
     time.sleep(2)
     sender.Producer().publish("m", "mail", headers={"x-delay": 1000})
 
-    assert [each.exit_code for each in (found, mended, sound)] == [1, 0, 0], sound.output
-    assert "it may refuse messages" in found.output
-    assert "the queue may refuse messages" in found.output
-    assert ("the setting relays" in found.output) == (how == "policy")
+    assert [result.exit_code for result in (before, mended, sound)] == [1, 0, 0], sound.output
+    assert "it may refuse messages" in before.output
+    assert "the queue may refuse messages" in before.output
+    assert ("the setting relays" in before.output) == (how == "policy")
     wait_until(lambda: vhost.waiting("mail") == {"mail": 1}, "held up")
 
 
@@ -994,7 +1002,7 @@ def test_what_a_node_that_is_down_holds_is_never_taken_for_nothing(slow):
         shown, drawn = run("status", "--json"), run("status")
         page = _plan_a_redrive(here, slow[-1])
 
-    assert [each.exit_code for each in (*moved, *parked, shown, drawn)] == [1] * 7
+    assert [result.exit_code for result in (*moved, *parked, shown, drawn)] == [1] * 7
     for name, answers in ((level, moved), (old.parking, parked)):
         for answer in answers:
             said = " ".join(answer.output.split())

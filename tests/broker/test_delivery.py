@@ -34,10 +34,10 @@ def publish(connection, body, exchange="", key="", delay=250, **options):
 
 
 def reached(arrivals):
-    found: dict[str, list[object]] = {}
+    bodies_of: dict[str, list[object]] = {}
     for arrival in arrivals:
-        found.setdefault(arrival.queue, []).append(arrival.body)
-    return {queue: sorted(bodies, key=str) for queue, bodies in found.items()}
+        bodies_of.setdefault(arrival.queue, []).append(arrival.body)
+    return {queue: sorted(bodies, key=str) for queue, bodies in bodies_of.items()}
 
 
 def test_a_binding_to_an_exchange_that_somebody_else_declared_counts_too(connect, collect):
@@ -410,7 +410,7 @@ def test_a_delayed_publish_with_a_limit_arrives(connect, collect, confirm):
 
     connection.default_channel.basic_publish(message, "", "q", timeout=PATIENCE)
 
-    assert [each.body for each in collect(connection, [queue], 1)] == ["m"]
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["m"]
 
 
 def test_levels_whose_declaration_is_cut_off_are_made_whole_by_the_next_connection(
@@ -437,10 +437,10 @@ def test_levels_whose_declaration_is_cut_off_are_made_whole_by_the_next_connecti
     publish(connect(), "second", key="q", delay=60_000)
 
     levels = topology.levels[: topology.needs(topology.ladder.digits(60_000)) + 1]
-    wanted = {(each.source, each.key) for level in levels for each in level.bindings}
-    found = vhost.broker.api("GET", f"bindings/{vhost.name}")
+    wanted = {(binding.source, binding.key) for level in levels for binding in level.bindings}
+    bindings = vhost.broker.api("GET", f"bindings/{vhost.name}")
     assert len(bound) < len(wanted)
-    assert wanted <= {(each["source"], each["routing_key"]) for each in found}
+    assert wanted <= {(binding["source"], binding["routing_key"]) for binding in bindings}
 
 
 def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect, collect, caplog):
@@ -458,7 +458,7 @@ def test_what_is_declared_without_waiting_takes_delayed_messages_as_well(connect
         publish(connection, queue.name, key=queue.name)
 
     arrivals = collect(connection, queues, 20)
-    assert reached(arrivals) == {each.name: [each.name] * 2 for each in queues}
+    assert reached(arrivals) == {queue.name: [queue.name] * 2 for queue in queues}
     assert "delayed messages" not in caplog.text
 
 

@@ -63,18 +63,24 @@ def test_what_is_missing_is_made_and_what_waits_is_left_where_it_is(
             channel.queue_unbind("orders", binding["source"], binding["routing_key"])
     channel.queue_bind("mail", level(0), "spy")
 
-    found = json.loads(run("verify", "--json", "--declare", declare, code=1))
+    verification = json.loads(run("verify", "--json", "--declare", declare, code=1))
     shown = run("verify", "--fix", "--declare", declare, code=1)
     left = json.loads(run("verify", "--json", "--declare", declare, code=1))
     again = run("verify", "--fix", "--declare", declare, code=1)
 
-    assert all(each["remedy"] for each in found["differences"] if each["severity"] != "note")
-    said = {each["found"] for each in found["differences"]}
+    assert all(
+        difference["remedy"]
+        for difference in verification["differences"]
+        if difference["severity"] != "note"
+    )
+    said = {difference["found"] for difference in verification["differences"]}
     assert {"missing", "the key 'k' is not repeated for delayed messages"} < said
     assert "mended:" in shown
     assert "nothing to mend here that is safe" in again
     assert names(vhost) == whole if declare == "lazy" else names(vhost) >= whole - {f"{level(3)}.1"}
-    (stranger,) = (each for each in left["differences"] if each["severity"] != "note")
+    (stranger,) = (
+        difference for difference in left["differences"] if difference["severity"] != "note"
+    )
     assert "none of this ladder's" in stranger["found"]
     wait_until(lambda: vhost.waiting(f"{level(3)}.1") == {f"{level(3)}.1": 1})
 
@@ -89,9 +95,13 @@ def test_the_command_that_removes_a_strange_binding_removes_no_other(
         channel.queue_bind("mail", small.level_name(0), key)
 
     while keys:
-        found = json.loads(run("verify", "--json", code=1))
-        strange = [each for each in found["differences"] if each["severity"] == "error"]
-        assert {each["found"] for each in strange} == {
+        verification = json.loads(run("verify", "--json", code=1))
+        strange = [
+            difference
+            for difference in verification["differences"]
+            if difference["severity"] == "error"
+        ]
+        assert {difference["found"] for difference in strange} == {
             f"a binding with the key {key!r} that is none of this ladder's" for key in keys
         }
         *_, curl, option, user, x, method, url = shlex.split(strange[0]["remedy"])
@@ -108,7 +118,7 @@ def test_what_a_program_binds_while_the_broker_is_read_stays(
     """Given: a worker that starts after the first answer of the management API."""
 
     def answer(management, what, *arguments):
-        found = here(management, what, *arguments)
+        rows = here(management, what, *arguments)
         if what in {"bindings", "exchanges", "queues"} and not begun:
             begun.append(what)
             connection = connect()
@@ -116,7 +126,7 @@ def test_what_a_program_binds_while_the_broker_is_read_stays(
             connection.Producer().publish(
                 "m", exchange="events", routing_key="k", headers={"x-delay": 3_600_000}
             )
-        return found
+        return rows
 
     run("create", code=0)
     here = Management.here
@@ -163,13 +173,17 @@ def test_what_is_whole_or_wrong_is_left(run, channel, vhost, small, state):
 
     done = run("verify", "--fix", "--json", code=1 if state == "wrong" else 0)
 
-    (found,) = map(json.loads, done.splitlines())
-    errors = [each for each in found["differences"] if each["severity"] == "error"]
-    assert found["sound"] == (state != "wrong") == (not errors)
+    (verification,) = map(json.loads, done.splitlines())
+    errors = [
+        difference
+        for difference in verification["differences"]
+        if difference["severity"] == "error"
+    ]
+    assert verification["sound"] == (state != "wrong") == (not errors)
     assert before <= names(vhost)
     if state == "wrong":
         # What is missing beside it is made; it itself is for the operator.
-        assert found["fixed"]["exchanges"]
+        assert verification["fixed"]["exchanges"]
         assert f"'teardown --ladder {small.prefix}'" in errors[0]["remedy"]
     else:
         assert names(vhost) == before

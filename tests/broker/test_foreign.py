@@ -78,12 +78,12 @@ def test_a_delayed_message_goes_out_and_comes_in_by_a_foreign_ladder(connect, co
     )
 
     arrivals = collect(connection, [queue], 2)
-    assert {(each.body, each.exchange, each.key) for each in arrivals} == {
+    assert {(arrival.body, arrival.exchange, arrival.key) for arrival in arrivals} == {
         ("ours", "", "orders.new"),
         ("theirs", "", "orders.new"),
     }
     assert [arrival.headers for arrival in arrivals] == [{}, {}]
-    at = {each.body: each.at for each in arrivals}
+    at = {arrival.body: arrival.at for arrival in arrivals}
     assert at["ours"] - sent >= 1
     assert at["theirs"] - sent >= 2
 
@@ -102,7 +102,7 @@ def test_an_endpoint_gets_the_delay_in_the_header_that_its_own_tools_read(connec
     endpoint.default_channel.exchange_bind("endpoint", ladder.delivery, "#.endpoint")
     publish(connection, 1, "endpoint", 5000)
 
-    arrivals = {each.body: each for each in collect(endpoint, [queue], 2)}
+    arrivals = {arrival.body: arrival for arrival in collect(endpoint, [queue], 2)}
 
     assert arrivals[1].headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 5
     assert arrivals[1].exchange == ladder.delivery
@@ -142,7 +142,7 @@ def test_what_comes_by_a_foreign_ladder_is_unwrapped_whatever_its_delay_and_retr
         plain.exchange_delete(name)
     for came in {arrival.queue: arrival for arrival in arrivals}.values():
         publish(connection, "again", came.key, 250, exchange=came.exchange)
-    assert {each.queue for each in collect(connection, queues, 2)} == {"q", "topical"}
+    assert {arrival.queue for arrival in collect(connection, queues, 2)} == {"q", "topical"}
 
 
 @pytest.mark.parametrize("name", ["nservicebus", "celery"])

@@ -268,7 +268,7 @@ def test_what_is_forged_on_the_ladder_goes_where_the_topology_says_or_is_parked(
         ground.connection.Producer().publish(body, "a", exchange=exchange, headers=headers)
     rogue = connect("amqp").default_channel
     doors = [topology.delivery]
-    doors += [each.name for level in topology.levels[:2] for each in level.exchanges]
+    doors += [exchange.name for level in topology.levels[:2] for exchange in level.exchanges]
     doors += [topology.mirror_name(name) for name in ("direct", "topic", "fan")]
     expected: Counter[tuple[str, str]] = Counter({("a", "first"): 1, ("a", "second"): 1})
     for number in range(FORGED):

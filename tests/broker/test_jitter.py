@@ -118,7 +118,7 @@ def test_what_polls_a_chord_has_neither_jitter_nor_the_delay_of_the_body(vhost, 
     name = app.send_task("celery.chord_unlock", countdown=0.2, headers=headers).id
     # If one of them counted, it would not arrive in this hour.
     _, seen = arrive(1)[name]
-    assert [each for each in seen if each in headers] == ["mine"]
+    assert [name for name in seen if name in headers] == ["mine"]
 
 
 @pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
@@ -159,7 +159,7 @@ def test_a_message_that_replaces_others_may_have_jitter(connect, collect):
     for body in "first", "second":
         headers = {"x-delay": 300, "x-delay-key": "key"}
         connection.Producer().publish(body, routing_key="inbox", headers=headers)
-    assert [each.body for each in collect(connection, [queue], 1)] == ["second"]
+    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["second"]
 
 
 @pytest.mark.parametrize("ladder", ["celery", "nservicebus"])

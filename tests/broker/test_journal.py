@@ -67,17 +67,17 @@ def events(vhost, setting, tmp_path):
 
 
 def of_stream(vhost, stream, count):
-    found: list[dict[str, object]] = []
+    read: list[dict[str, object]] = []
     with vhost.connect() as connection:
         channel = connection.channel()
         channel.basic_qos(0, 100, a_global=False)
         channel.basic_consume(
             stream,
-            callback=lambda message: found.append(json.loads(message.body)),
+            callback=lambda message: read.append(json.loads(message.body)),
             arguments={"x-stream-offset": "first"},
         )
-        drain_until(connection, lambda: len(found) >= count)
-    return found
+        drain_until(connection, lambda: len(read) >= count)
+    return read
 
 
 def publish(connection, delay, message_id="m-1", **headers):
@@ -181,9 +181,9 @@ def test_the_arguments_of_a_task_that_waits_are_noted_up_to_a_length(
 def test_arguments_stay_out_of_a_journal_that_is_not_to_have_them(connect, events, setting):
     connection = connect(binary_delay={"journal": setting, "journal_arguments": False})
     task(connection, eta=hence(60))
-    [found] = events(1)
-    assert found["task"] == "shop.pay"
-    assert "secret" not in json.dumps(found)
+    [event] = events(1)
+    assert event["task"] == "shop.pay"
+    assert "secret" not in json.dumps(event)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_only_a_count_of_retries_is_noted_as_one_and_the_message_arrives_all_the
     publish(journalling, 10, task="t", id="i", retries=retries)
     publish(journalling, 10)
     assert len(collect(journalling, [Queue("mail")], 2)) == 2
-    found = events(4)
-    assert len(found) == 4
-    assert {each.get("retries") for each in found if each["id"] == "i"} == {noted}
+    noted_events = events(4)
+    assert len(noted_events) == 4
+    assert {event.get("retries") for event in noted_events if event["id"] == "i"} == {noted}
 
 
 def test_a_message_that_cannot_be_written_down_is_missing_alone(
@@ -225,7 +225,7 @@ def test_a_message_that_cannot_be_written_down_is_missing_alone(
     publish(journalling, 10, task="t", id="i")
     publish(journalling, 10)
     assert len(collect(journalling, [Queue("mail")], 2)) == 2
-    assert [(each["event"], each["id"]) for each in events(2)] == [
+    assert [(event["event"], event["id"]) for event in events(2)] == [
         ("scheduled", "m-1"),
         ("released", "m-1"),
     ]
@@ -273,7 +273,7 @@ def test_a_journal_that_may_not_be_declared_is_only_looked_for(connect, vhost, c
     publish(connect(binary_delay=options), 60_000)
     [row] = [row for row in vhost.queues() if row["name"] == "kbd.v2.journal"]
     assert row["arguments"] == {"x-queue-type": "stream", "x-max-age": "2h"}
-    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
+    assert [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["scheduled"]
 
 
 def rest(connection):
@@ -310,8 +310,8 @@ def test_what_is_published_after_the_stream_was_deleted_is_in_a_new_one(
             # What the broker returns is read by the next publish.
             wait_until(lambda: unread(connection))
 
-    found = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in found) == ["0", "1", "2"]
+    written = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(event["id"] for event in written) == ["0", "1", "2"]
 
 
 def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, vhost, collect):
@@ -327,7 +327,7 @@ def test_what_is_consumed_after_the_stream_was_deleted_is_in_a_new_one(connect, 
 
     collect(consumer, [Queue("mail")], 1, until=is_there)
 
-    assert [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
+    assert [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["released"]
 
 
 def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(connect, vhost, caplog):
@@ -346,8 +346,8 @@ def test_a_deleted_stream_that_may_not_be_declared_is_named_and_used_again(conne
     rest(connection)
     publish(connection, 60_000, "written")
 
-    found = of_stream(vhost, "kbd.v2.journal", 3)
-    assert sorted(each["id"] for each in found) == ["of another one", "returned", "written"]
+    written = of_stream(vhost, "kbd.v2.journal", 3)
+    assert sorted(event["id"] for event in written) == ["of another one", "returned", "written"]
 
 
 @pytest.mark.own_broker
@@ -370,7 +370,7 @@ def test_the_journal_waits_for_the_stream_of_a_node_that_is_just_starting(
     monkeypatch.setattr(Executor, "do", do_or_bring_back)
     monkeypatch.setattr("kombu_binary_delay.journal.stream._LOCK_TIMEOUT", PATIENCE)
     publish(connect(binary_delay={"journal": "stream", **more}), 60_000)
-    kinds = [each["event"] for each in of_stream(vhost, "kbd.v2.journal", 2)]
+    kinds = [event["event"] for event in of_stream(vhost, "kbd.v2.journal", 2)]
     assert kinds == ["scheduled", "scheduled"]
     assert refused
 
@@ -406,7 +406,7 @@ def test_what_is_executed_after_the_stream_was_deleted_is_in_a_new_one(
         other.channel().queue_delete("kbd.v2.journal")
     ended(executed, app, 2)
     # An event whose confirm comes late is written again.
-    assert {each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
+    assert {event["id"] for event in of_stream(vhost, "kbd.v2.journal", 1)} == {"2"}
 
 
 @pytest.mark.timeout(300)
@@ -471,7 +471,7 @@ def test_in_an_outage_one_task_waits_for_a_moment_and_the_others_only_look(
     assert not waited(f"{nobody};{vhost.url}", 3)
     assert waited(nobody, 4)
     # What ended in the outage is written with the next one; the last has none.
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
+    assert [event["id"] for event in of_stream(vhost, "kbd.v2.journal", 3)] == ["1", "2", "3"]
     assert caplog.text.count("executed tasks are missing in the journal") == 1
 
 
@@ -511,8 +511,8 @@ def test_a_task_that_is_due_when_sent_is_told_of_without_a_hop(
     else:
         channel.basic_publish(message, "", "mail")
     collect(connection, [Queue("mail")], 1)
-    found = [(event["event"], event["id"], event["key"], event.get("hops")) for event in events(2)]
-    assert found == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
+    seen = [(event["event"], event["id"], event["key"], event.get("hops")) for event in events(2)]
+    assert seen == [("scheduled", "i", "mail", 0), ("released", "i", "mail", None)]
 
 
 def test_a_task_of_who_does_not_send_by_the_ladder_is_none_of_the_journals(
@@ -676,7 +676,7 @@ def test_events_of_an_alarm_are_written_once_and_end_no_publisher(connect, vhost
     connection.is_blocked = True
     journal.end_if_blocked()
 
-    assert [each["id"] for each in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
+    assert [event["id"] for event in of_stream(vhost, "kbd.v2.journal", 1)] == ["1"]
 
 
 @pytest.fixture
@@ -686,7 +686,7 @@ def held_up(connect):
     def held_up(url=None):
         connection = connect(url=url, binary_delay={"journal": "stream", "amendments": False})
         journal = connection.connection.delay_mechanism.journal
-        held = [{"event": "released", "at": 1, "id": each} for each in "123"]
+        held = [{"event": "released", "at": 1, "id": id_} for id_ in "123"]
         journal._later.extend(held)  # noqa: SLF001 - as in an alarm
         connection.connection.is_held_up = True
         return connection, journal
@@ -812,7 +812,7 @@ def test_a_consumer_with_a_journal_goes_on_while_the_broker_blocks_publishers(
 
     # The event that made the broker block the connection may be lost with it.
     noted = of_stream(vhost, "kbd.v2.journal", 19)
-    assert len({each["id"] for each in noted if each["event"] == "released"}) >= 9
+    assert len({event["id"] for event in noted if event["event"] == "released"}) >= 9
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["in a callback", "between two events"])

@@ -56,7 +56,7 @@ def test_each_message_arrives_once_and_never_early(connect, collect, topology, v
     names = {row["name"] for row in vhost.queues()} - {"q", made.parking}
     assert names, "the delays were not on the ladder"
     direct = {name for name in names if name.startswith(made.direct)}
-    lanes = [{each.name for each in lane.whole.queues} for lane in made.lanes(wanted.lanes)]
+    lanes = [{queue.name for queue in lane.whole.queues} for lane in made.lanes(wanted.lanes)]
     assert names - direct <= set.union(*lanes)
     assert all(names & lane for lane in lanes), "a ladder was not used"
     # In ticks of 125 ms; the delays of one use have none.

@@ -89,10 +89,12 @@ class Ladders:
 
 def metrics(scrape):
     """What the jobs of a scrape configuration find: names, and the labels of each."""
-    found: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for job in scrape["scrape_configs"]:
         (static,) = job["static_configs"]
-        families = "&".join(f"family={each}" for each in job.get("params", {}).get("family", []))
+        families = "&".join(
+            f"family={family}" for family in job.get("params", {}).get("family", [])
+        )
         url = f"http://{static['targets'][0]}{job.get('metrics_path', '/metrics')}?{families}"
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
@@ -101,8 +103,8 @@ def metrics(scrape):
                 labels = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[2] or ""))
                 # And what Prometheus adds by itself, and by the configuration.
                 labels |= {"instance", "job", *static.get("labels", {})}
-                found.setdefault(match[1], set()).update(labels)
-    return found
+                labels_of.setdefault(match[1], set()).update(labels)
+    return labels_of
 
 
 class Selectors(dict[str, set[str]]):
@@ -119,8 +121,8 @@ class Selectors(dict[str, set[str]]):
         for name in ("lhs", "rhs", "expr", "vector_selector"):
             if (below := getattr(node, name, None)) is not None:
                 self._walk(below)
-        for each in getattr(node, "args", ()):
-            self._walk(each)
+        for argument in getattr(node, "args", ()):
+            self._walk(argument)
 
 
 def queries(topology=SMALL):
@@ -137,7 +139,9 @@ def in_prometheus(expr):
 
 def grouped_by(query):
     return {
-        label.strip() for each in re.findall(r"by \((.*?)\)", query) for label in each.split(",")
+        label.strip()
+        for labels in re.findall(r"by \((.*?)\)", query)
+        for label in labels.split(",")
     }
 
 
@@ -150,18 +154,18 @@ def test_every_metric_and_label_that_is_asked_for_is_there(broker, ladder, scrap
 
     def all_is_there():
         # The broker counts in the background.
-        found = metrics(scrape)
+        labels_of = metrics(scrape)
         # Of these two, each version has one: the queries take what there is.
-        found.setdefault(exchange, found.get(channel, set()))
-        found.setdefault(channel, found[exchange])
+        labels_of.setdefault(exchange, labels_of.get(channel, set()))
+        labels_of.setdefault(channel, labels_of[exchange])
         missing.clear()
         for query in queries():
             asked = Selectors(query)
-            known = set().union(*(found.get(name, set()) for name in asked))
+            known = set().union(*(labels_of.get(name, set()) for name in asked))
             # And what the query makes itself.
             known |= set(re.findall(r', "(\w+)", "\$1\$2", ', query))
             wanted = {**asked, "any of them": grouped_by(query)}
-            there = {**found, "any of them": known}
+            there = {**labels_of, "any of them": known}
             missing.extend(
                 (name, labels, query)
                 for name, labels in wanted.items()
@@ -269,7 +273,7 @@ def case(held, confirmed=FIVE_A_SECOND, ready="100x200", queue=LEVEL):
     """Fifty minutes of a queue, four scrapes a minute."""
     counter = "rabbitmq_global_messages_dead_lettered_confirmed_total"
     labels = 'queue_type="rabbit_quorum_queue",dead_letter_strategy="at_least_once"'
-    total = [int(each) + 100 for each in spelled(held)] if ready != NONE else spelled(held)
+    total = [int(number) + 100 for number in spelled(held)] if ready != NONE else spelled(held)
     return [
         of_queue("", queue, " ".join(map(str, total))),
         of_queue("_ready", queue, ready),
@@ -280,7 +284,9 @@ def case(held, confirmed=FIVE_A_SECOND, ready="100x200", queue=LEVEL):
 
 def spelled(values):
     """Write `8x20 0x180` out."""
-    return [each for run in values.split() for each in [run.split("x")[0]] * int(run.split("x")[1])]
+    return [
+        value for run in values.split() for value in [run.split("x")[0]] * int(run.split("x")[1])
+    ]
 
 
 def disk(free):
@@ -296,22 +302,22 @@ def disk(free):
 CASES = {
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
-        case("0x20 " + " ".join(f"{40 + each}x1" for each in range(180)), "0+0x200"),
+        case("0x20 " + " ".join(f"{40 + at}x1" for at in range(180)), "0+0x200"),
         {"Stuck", "Late"},
     ),
     "busy, each scrape sees other messages on their way": (
-        case(" ".join(f"{each % 7}x1" for each in range(200)), "0+4500x200"),
+        case(" ".join(f"{at % 7}x1" for at in range(200)), "0+4500x200"),
         set(),
     ),
     "a burst that takes six minutes to go": (
         case(
-            "0x20 " + " ".join(f"{9000 - 375 * each}x1" for each in range(25)) + " 0x155",
+            "0x20 " + " ".join(f"{9000 - 375 * at}x1" for at in range(25)) + " 0x155",
             "0x20 0+375x25 9375x155",
         ),
         {"Late"},
     ),
     "under load, more held than a worker takes, and moving": (
-        case(" ".join(f"{40 + each % 5}x1" for each in range(200)), "0+4500x200"),
+        case(" ".join(f"{40 + at % 5}x1" for at in range(200)), "0+4500x200"),
         set(),
     ),
     "a few three minutes late after a crash, among many": (
@@ -346,14 +352,14 @@ def test_what_fires_within_45_minutes(tmp_path, name):
     series, fires = CASES[name]
     (tmp_path / "rules.yml").write_text(alerts(SMALL))
     expressions = " or ".join(
-        f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{each}",'
+        f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{alert}",'
         f'alertstate="firing"}}[45m]))'
-        for each in ("LevelStuck", "Parked", "RelayFilling", "Late", "DiskFills", "Unwatched")
+        for alert in ("LevelStuck", "Parked", "RelayFilling", "Late", "DiskFills", "Unwatched")
     )
     names = {"Stuck": "LevelStuck"}
     expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
-        for fire in sorted(fires)
+        {"labels": f'{{alertname="BinaryDelay{names.get(alert, alert)}"}}', "value": 1}
+        for alert in sorted(fires)
     ]
     by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
 
@@ -384,8 +390,11 @@ def by_promtool(folder, series, asked, **more):
 def in_cluster(name, series):
     """The same series with the label of a cluster."""
     return [
-        {**each, "series": each["series"].replace("{", f'{{rabbitmq_cluster="{name}",', 1)}
-        for each in series
+        {
+            **one_series,
+            "series": one_series["series"].replace("{", f'{{rabbitmq_cluster="{name}",', 1),
+        }
+        for one_series in series
     ]
 
 
@@ -396,7 +405,7 @@ def published(by, values):
 
 def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
     in_lane = f"{SMALL.lanes(2)[1].level_name(0)}.1"
-    panels = {load["title"]: load["targets"] for load in json.loads(grafana(SMALL))["panels"]}
+    panels = {panel["title"]: panel["targets"] for panel in json.loads(grafana(SMALL))["panels"]}
     series = [
         *in_cluster("late", [*case("40x200"), published("exchange", FIVE_A_SECOND)]),
         *in_cluster("late", case("5x200", ready=NONE, queue=in_lane)[:3]),

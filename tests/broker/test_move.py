@@ -153,20 +153,20 @@ def parked(connect, vhost, small):
     return connection
 
 
-def by_destination(found):
+def by_destination(redriven):
     return {
-        (each.destination.exchange, each.destination.routing_key): (each.sent, each.stays)
-        for each in found.parked
+        (row.destination.exchange, row.destination.routing_key): (row.sent, row.stays)
+        for row in redriven.parked
     }
 
 
 def test_a_dry_run_counts_what_is_parked_and_takes_nothing(parked, plain, vhost, small):
     assert parked
     with plain() as connection:
-        found = [count_parked(connection, small) for _ in range(3)]
+        counted = [count_parked(connection, small) for _ in range(3)]
         message = connection.default_channel.basic_get(small.parking)
 
-    assert {each.queues for each in found} == {((small.parking, 4),)}
+    assert {parked_now.queues for parked_now in counted} == {((small.parking, 4),)}
     # A quorum queue counts what was taken and came back.
     assert not message.delivery_info["redelivered"]
     assert message.headers.get("x-delivery-count", 0) == 0
@@ -185,9 +185,9 @@ def test_what_stays_parked_is_not_dropped_at_a_low_delivery_limit(  # noqa: PLR0
     for _ in range(6):
         wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
         only = Destination("", "other") if how == "elsewhere" else None
-        found = redrive(operator.plain, small, management, only=only)
+        redriven = redrive(operator.plain, small, management, only=only)
 
-    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (0, 1)}
+    assert by_destination(redriven) == {("", "gone"): (0, 3), ("events", "order.paid"): (0, 1)}
     wait_until(lambda: operator.vhost.waiting(small.parking) == {small.parking: 4})
 
 
@@ -218,12 +218,12 @@ def test_what_cannot_be_decoded_stays_parked_as_it_came_and_holds_up_no_other(
     nobody = Destination("", "")
     away = redrive(plain, small, operator.management, only=nobody, to=Destination("", "mail"))
     assert (away.sent, vhost.waiting(small.parking)) == (odd, {small.parking: 0})
-    found = raw_messages(vhost, "mail")[6:]
-    assert {body for body, _ in found} == {b"odd", b"key"}
+    moved_bodies = raw_messages(vhost, "mail")[6:]
+    assert {body for body, _ in moved_bodies} == {b"odd", b"key"}
     # RabbitMQ adds headers.
     for raw in RAW.values():
-        values = [each[4:] if name == HEADERS else each for name, each in split(raw).items()]
-        assert any(all(value in came for value in values) for _, came in found)
+        values = [value[4:] if name == HEADERS else value for name, value in split(raw).items()]
+        assert any(all(value in came for value in values) for _, came in moved_bodies)
 
 
 def raw_messages(vhost, queue):
@@ -231,11 +231,11 @@ def raw_messages(vhost, queue):
     with vhost.connect() as connection:
         channel = connection.channel()
         take_undecodable(channel)
-        found = iter(lambda: channel.basic_get(queue, no_ack=True), None)
-        odd = [(each, undecodable(each)) for each in found]
+        taken = iter(lambda: channel.basic_get(queue, no_ack=True), None)
+        odd = [(message, undecodable(message)) for message in taken]
         return [
-            (each.body, known.properties if known else each._serialize_properties())  # noqa: SLF001 - as it was sent
-            for each, known in odd
+            (message.body, known.properties if known else message._serialize_properties())  # noqa: SLF001 - as it was sent
+            for message, known in odd
         ]
 
 
@@ -245,10 +245,10 @@ def test_parked_messages_go_to_their_destination_and_stay_where_there_is_none(
     queue = Queue("gone")(parked.channel())
     queue.declare()
 
-    found = redrive(plain, small)
+    redriven = redrive(plain, small)
 
-    assert by_destination(found) == {("", "gone"): (3, 0), ("events", "order.paid"): (0, 1)}
-    assert found.reasons == ("1 stays: returned: NO_ROUTE",)
+    assert by_destination(redriven) == {("", "gone"): (3, 0), ("events", "order.paid"): (0, 1)}
+    assert redriven.reasons == ("1 stays: returned: NO_ROUTE",)
     arrivals = collect(parked, [queue], 3)
     assert [
         (arrival.body, arrival.exchange, arrival.key, arrival.headers) for arrival in arrivals
@@ -271,15 +271,15 @@ def test_what_is_parked_before_it_is_due_stays_until_then(parked, plain, vhost, 
         wait_until(lambda: vhost.waiting(small.parking) == {small.parking: count})
 
     are_there(5)
-    found = redrive(plain, small, only=Destination("", "gone"))
+    redriven = redrive(plain, small, only=Destination("", "gone"))
     are_there(2)
     again = redrive(plain, small, only=Destination("", "gone"))
     are_there(2)
     Queue("elsewhere")(parked.channel()).declare()
     away = redrive(plain, small, only=Destination("", "gone"), to=Destination("", "elsewhere"))
 
-    assert all("not due yet" in each.reasons[0] for each in (found, again, away))
-    assert by_destination(found)["", "gone"] == (3, 1)
+    assert all("not due yet" in result.reasons[0] for result in (redriven, again, away))
+    assert by_destination(redriven)["", "gone"] == (3, 1)
     assert by_destination(again)["", "gone"] == (0, 1)
     assert vhost.waiting("gone", "elsewhere") == {"gone": 3, "elsewhere": 0}
 
@@ -315,11 +315,11 @@ def test_a_broker_that_confirms_nothing_ends_it_and_is_named(
 def test_messages_for_one_destination_go_elsewhere(parked, plain, vhost, small):
     Queue("elsewhere")(parked.channel()).declare()
 
-    found = redrive(
+    redriven = redrive(
         plain, small, only=Destination("events", "order.paid"), to=Destination("", "elsewhere")
     )
 
-    assert by_destination(found) == {("", "gone"): (0, 3), ("events", "order.paid"): (1, 0)}
+    assert by_destination(redriven) == {("", "gone"): (0, 3), ("events", "order.paid"): (1, 0)}
     assert vhost.waiting("elsewhere") == {"elsewhere": 1}
 
 
@@ -352,10 +352,10 @@ def test_what_is_for_one_queue_only_is_moved_to_no_other():
     key = topology.address(tuple("1011"), Destination("", "mail"))
     properties = {"application_headers": FOR_ONE_QUEUE}
 
-    found = read(Source("q", topology, 8000, 3), key, properties, 1_000_000)
+    reading = read(Source("q", topology, 8000, 3), key, properties, 1_000_000)
 
-    assert found is not None
-    assert (found.destination, found.properties) == (
+    assert reading is not None
+    assert (reading.destination, reading.properties) == (
         Destination("", "mail"),
         {"application_headers": {}},
     )
@@ -369,14 +369,14 @@ def test_messages_for_several_destinations_are_sent_on_in_one_run(parked, plain,
     wait_until(lambda: vhost.waiting("away", small.parking) == {"away": 1, small.parking: 5})
     only = {Destination("", "gone"), Destination("", "nowhere")}
 
-    found = redrive(plain, small, only=only)
+    redriven = redrive(plain, small, only=only)
 
-    assert by_destination(found) == {
+    assert by_destination(redriven) == {
         ("", "gone"): (3, 0),
         ("", "nowhere"): (0, 1),
         ("events", "order.paid"): (0, 1),
     }
-    assert len(found.reasons) == 1
+    assert len(redriven.reasons) == 1
 
 
 def park(plain, small, *keys, **headers):
@@ -422,13 +422,13 @@ def test_no_message_is_sent_on_to_where_it_would_be_parked_again(connect, plain,
     exchange = theirs.delivery
     park(plain, small, *(small.address((), Destination(exchange, key)) for key in keys))
 
-    found = redrive(plain, small)
-    for each in (exchange, theirs.to_queues):
+    redriven = redrive(plain, small)
+    for to_exchange in (exchange, theirs.to_queues):
         with pytest.raises(OperationError, match="is a part of a ladder"):
-            redrive(plain, small, to=Destination(each, "mail"))
+            redrive(plain, small, to=Destination(to_exchange, "mail"))
 
-    assert by_destination(found) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
-    assert "is a part of another ladder" in found.reasons[0]
+    assert by_destination(redriven) == {("", "mail"): (1, 0), (exchange, "mail"): (0, 1)}
+    assert "is a part of another ladder" in redriven.reasons[0]
     assert vhost.waiting(theirs.parking, "mail") == {theirs.parking: 0, "mail": 1}
     wait_until(lambda: vhost.waiting(small.parking) == {small.parking: 1})
     rest = redrive(plain, small, only=Destination(exchange, "mail"), to=Destination("", "mail"))
@@ -447,10 +447,10 @@ def test_a_destination_that_this_user_may_not_ask_about_holds_up_no_other(
         Queue("mail")(connection.channel()).declare()
     park(plain, small, *(small.address((), Destination(*place)) for place in places))
 
-    found = redrive(partial(Connection, user(**rights)), small)
+    redriven = redrive(partial(Connection, user(**rights)), small)
 
     stay = dict.fromkeys(places[:3], (0, 1))
-    assert by_destination(found) == {**stay, ("", "mail"): (1, 0)}, found.reasons
+    assert by_destination(redriven) == {**stay, ("", "mail"): (1, 0)}, redriven.reasons
     assert vhost.waiting("mail") == {"mail": 1}
 
 
@@ -462,8 +462,8 @@ def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(p
         for name in ("mail", names[0]):
             Queue(name)(connection.channel()).declare()
         for destination in (
-            *(Destination("", each) for each in (*names, "mail")),
-            *(Destination(each, "mail") for each in names),
+            *(Destination("", key) for key in (*names, "mail")),
+            *(Destination(name, "mail") for name in names),
         ):
             connection.Producer().publish(
                 "m",
@@ -472,16 +472,16 @@ def test_a_long_name_that_the_broker_cannot_repeat_in_an_error_blocks_no_other(p
                 headers={HEADER: {"due": 1, "to": list(destination)}},
             )
 
-    found = redrive(plain, small)
+    redriven = redrive(plain, small)
 
-    assert by_destination(found) == {
+    assert by_destination(redriven) == {
         ("", names[0]): (1, 0),
         ("", names[1]): (0, 1),
         ("", "mail"): (1, 0),
         (names[0], "mail"): (0, 1),
         (names[1], "mail"): (0, 1),
     }
-    assert sum("too long for RabbitMQ to report" in reason for reason in found.reasons) == 2
+    assert sum("too long for RabbitMQ to report" in reason for reason in redriven.reasons) == 2
 
 
 def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vhost, small):
@@ -501,9 +501,9 @@ def test_the_whole_of_a_parking_queue_is_seen_a_few_messages_at_a_time(plain, vh
         patch.multiple(mover, PREFETCH=8, WINDOW=2, _Consumer=Counted),
         plain() as connection,
     ):
-        found = redrive(plain, small)
+        redriven = redrive(plain, small)
 
-    assert by_destination(found) == {("", "gone"): (0, 55), ("", "mail"): (5, 0)}
+    assert by_destination(redriven) == {("", "gone"): (0, 55), ("", "mail"): (5, 0)}
     assert 0 < most <= 16
     wait_until(lambda: vhost.waiting(small.parking, "mail") == {small.parking: 55, "mail": 5})
 
@@ -539,7 +539,7 @@ def test_what_waits_in_an_old_ladder_waits_the_rest_in_a_new_one(connect, collec
     for arrival in arrivals:
         assert arrival.at - attempt.began >= float(arrival.body) / 1000
         assert arrival.headers == ({} if arrival.key == "mail" else {"mine": 1})
-    assert sorted((each.exchange, each.key) for each in arrivals) == [
+    assert sorted((arrival.exchange, arrival.key) for arrival in arrivals) == [
         ("", "mail"),
         *[("events", "order.paid")] * 3,
     ]
@@ -615,14 +615,14 @@ def came_back(vhost, topology, expected):
 
 def destinations(vhost, topology):
     """Consume what waits in a ladder, and return where it goes."""
-    found = []
+    ways = []
     with vhost.connect() as reader:
         for name in waiting(vhost, topology):
             channel = reader.channel()
             while (message := channel.basic_get(name, no_ack=True)) is not None:
-                found.append(topology.parse(message.delivery_info["routing_key"])[1])
+                ways.append(topology.parse(message.delivery_info["routing_key"])[1])
             channel.close()
-    return sorted(found)
+    return sorted(ways)
 
 
 def test_the_exchange_that_is_said_is_for_what_the_bindings_do_not_tell(
@@ -869,16 +869,16 @@ def test_a_message_that_stays_enters_its_ladder_again_for_what_remains(
     due = {"x-binary-delay": {"due": now + round(left * 1000)}}
     properties = {"application_headers": {**due, **headers}, "priority": 3}
 
-    found = put_back(Source("q", topology, 8000, 3), key, properties, now)
+    outgoing = put_back(Source("q", topology, 8000, 3), key, properties, now)
 
     if again is None:
-        assert found is None
+        assert outgoing is None
         return
-    assert found is not None
+    assert outgoing is not None
     level, key, copies = again
     copies = {} if copies is None else {"CC": copies}
-    assert (found.exchange, found.routing_key) == (topology.level_name(level), key)
-    assert found.properties == {"application_headers": {**due, **copies}, "priority": 3}
+    assert (outgoing.exchange, outgoing.routing_key) == (topology.level_name(level), key)
+    assert outgoing.properties == {"application_headers": {**due, **copies}, "priority": 3}
 
 
 def test_a_broker_that_goes_away_ends_a_migration_and_loses_nothing(
@@ -936,18 +936,18 @@ def test_tasks_with_a_future_eta_leave_an_ordinary_queue_and_others_stay(
     name = "celery_delayed_emails"
     connection = connect(confirm_publish=True, binary_delay=TALL)
     queue, other = (Queue(name)(connection.channel()) for name in (name, "other"))
-    for each in (queue, other):
-        each.declare()
+    for declared in (queue, other):
+        declared.declare()
     for attempt in attempts(*RESTS):
         other.purge()
         due = datetime.fromtimestamp(attempt.due, UTC)
         etas = {"a": None, "later": due.isoformat(), "b": "2020-01-01T00:00:00Z"}
         with plain() as client:
-            for each, eta in etas.items():
+            for id_, eta in etas.items():
                 client.Producer().publish(
-                    each,
+                    id_,
                     routing_key=name,
-                    headers={"task": "t", "id": each, "eta": eta, "CC": ["other"]},
+                    headers={"task": "t", "id": id_, "eta": eta, "CC": ["other"]},
                 )
 
         done = operator.migrate(name, tall, **TALL)
@@ -1034,25 +1034,25 @@ def test_what_remains_is_what_nservicebus_says(queue, delay):
     epoch = round(now.timestamp() * 1000)
     at = level_at(v1, *delay)
 
-    found = read(Source("q", v1, 2**at * 1000, at), key, {"application_headers": headers}, epoch)
+    reading = read(Source("q", v1, 2**at * 1000, at), key, {"application_headers": headers}, epoch)
 
-    assert found is not None
+    assert reading is not None
     left, level = VECTORS[delay]
-    digits = v2.ladder.digits(max(found.due - epoch, 0))
-    assert (max(found.due - epoch, 0), v2.height(digits)) == (left * 1000, level)
-    assert v2.parse(v2.address(digits, found.destination)) == (digits, Destination("", queue))
+    digits = v2.ladder.digits(max(reading.due - epoch, 0))
+    assert (max(reading.due - epoch, 0), v2.height(digits)) == (left * 1000, level)
+    assert v2.parse(v2.address(digits, reading.destination)) == (digits, Destination("", queue))
 
 
 def test_without_a_due_time_the_whole_of_the_level_and_of_those_below_is_waited():
     topology = Topology(Ladder.binary(4, 1000))
     key = topology.address(tuple("1011"), Destination("", "mail"))
 
-    found = read(Source("q", topology, 8000, 3), key, {}, 1_000_000)
+    reading = read(Source("q", topology, 8000, 3), key, {}, 1_000_000)
     lower = read(Source("q", topology, 2000, 1), key, {}, 1_000_000)
 
-    assert found is not None
+    assert reading is not None
     assert lower is not None
-    assert (found.due, lower.due) == (1_011_000, 1_003_000)
+    assert (reading.due, lower.due) == (1_011_000, 1_003_000)
 
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
@@ -1103,10 +1103,10 @@ def test_what_is_told_of_an_earlier_sending_makes_nothing_early(name, level, del
     key = ladder.address(ladder.ladder.digits(delay * 1000), Destination("", "q"))
     source = Source("x", ladder, 2**level * 1000, level)
 
-    found = read(source, key, {"application_headers": headers}, now)
+    reading = read(source, key, {"application_headers": headers}, now)
 
-    assert found is not None
-    assert max(found.due - now, 0) == left * 1000
+    assert reading is not None
+    assert max(reading.due - now, 0) == left * 1000
 
 
 def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue_not_at_all(
@@ -1127,8 +1127,8 @@ def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue
         digits = tall.ladder.digits(HOUR // 2)
         enter = tall.entry_exchange(digits), tall.address(digits, Destination("", "mail"))
         for exchange, key in (enter, ("", "tasks")):
-            for each in raw:
-                channel.basic_publish(RawMessage(b"odd", each), exchange, key)
+            for header in raw:
+                channel.basic_publish(RawMessage(b"odd", header), exchange, key)
             channel.basic_publish(amqp.Message(b"key"), exchange, key.encode() + b"\xff")
             channel.basic_publish(amqp.Message("m"), exchange, key)
         wait_until(lambda: vhost.waiting("tasks") == {"tasks": 3})
@@ -1142,15 +1142,19 @@ def test_what_cannot_be_decoded_leaves_a_ladder_for_the_poison_queue_and_a_queue
     assert any(f"in {queue.name!r}" in moved.reasons[0] for queue in tall.whole.queues)
     assert (kept.kept, kept.left, kept.poison) == (1, 2, 0)
     assert vhost.waiting("other", "tasks") == {"other": copies, "tasks": 3}
-    found = [Properties(each) for _, each in raw_messages(vhost, moved.poison_queue)]
-    assert [each.names for each in found] == [
+    moved_properties = [
+        Properties(properties) for _, properties in raw_messages(vhost, moved.poison_queue)
+    ]
+    assert [properties.names for properties in moved_properties] == [
         {"application_headers"},
         {"application_headers", "message_id"},
         {"application_headers"},
     ]
-    assert all(b"\x15x-binary-delay-poisonF" in each.headers for each in found)
-    assert b"other" in found[0].headers
-    assert b"60000000" in found[1].headers
+    assert all(
+        b"\x15x-binary-delay-poisonF" in properties.headers for properties in moved_properties
+    )
+    assert b"other" in moved_properties[0].headers
+    assert b"60000000" in moved_properties[1].headers
 
 
 @dataclass(frozen=True)
@@ -1193,8 +1197,8 @@ def test_what_cannot_be_read_goes_whole_to_the_poison_queue_of_each_type_and_to_
     vhost, small, operator
 ):
     """Given: a message with a copy in another queue, on a broker that has queues of both types."""
-    ladders = [replace(small, queue_type=each) for each in {small.queue_type, "classic"}]
-    poison = [f"{each.delivery_prefix}.poison" for each in ladders]
+    ladders = [replace(small, queue_type=kind) for kind in {small.queue_type, "classic"}]
+    poison = [f"{ladder.delivery_prefix}.poison" for ladder in ladders]
     with operator.plain() as client:
         for name in ("tasks", "audit"):
             Queue(name)(client.channel()).declare()
@@ -1287,14 +1291,14 @@ def fill(connection, count, delay):
 
 def numbers(vhost, topology):
     """Consume what waits in a ladder, and return how often each number is there."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     with vhost.connect() as reader:
         for name in vhost.waiting(*(queue.name for queue in topology.whole.queues)):
             channel = reader.channel()
             while (message := channel.basic_get(name, no_ack=True)) is not None:
-                found[message.headers["number"]] += 1
+                counts[message.headers["number"]] += 1
             channel.close()
-    return found
+    return counts
 
 
 @pytest.mark.slow
@@ -1342,8 +1346,8 @@ def test_killed_again_and_again_a_migration_loses_nothing(broker, connect, vhost
     process.stdout.close()
 
     assert not any(vhost.waiting(*(queue.name for queue in old.whole.queues)).values())
-    found = numbers(vhost, Topology(Ladder.binary(10, 1000), queue_type=kind))
-    assert found.keys() == set(range(4000))
+    counts = numbers(vhost, Topology(Ladder.binary(10, 1000), queue_type=kind))
+    assert counts.keys() == set(range(4000))
 
 
 def test_a_ladder_that_cannot_take_a_delay_leaves_the_message_where_it_is(
@@ -1530,9 +1534,9 @@ def test_a_migration_leaves_no_channel_open(vhost, small, operator):
         migrate(connect, connect, operator.management, small, FOREIGN_LADDERS["nservicebus"])
 
     # Also those that a handle leads to no more.
-    assert max(len(each.connection._used_channel_ids) for each in opened) < 10  # noqa: SLF001
-    for each in opened:
-        each.close()
+    assert max(len(connection.connection._used_channel_ids) for connection in opened) < 10  # noqa: SLF001
+    for opened_connection in opened:
+        opened_connection.close()
 
 
 def test_nothing_is_moved_to_a_ladder_of_ours_by_a_transport_that_does_not_delay(

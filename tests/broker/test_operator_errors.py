@@ -27,8 +27,8 @@ def user(broker, vhost):
         return name
 
     yield user
-    for each in set(made):
-        broker.api("DELETE", f"users/{each}")
+    for name in set(made):
+        broker.api("DELETE", f"users/{name}")
 
 
 def fail(*arguments, code, env=None):
@@ -83,7 +83,7 @@ def test_a_broker_that_does_not_let_us_in_is_named_with_what_to_change(broker, v
 def test_each_command_names_the_broker_that_does_not_answer_and_what_named_it():
     url, words = "amqp://u:hush@127.0.0.1:1/v", "no RabbitMQ answers at 127.0.0.1:1 (virtual host v"
 
-    by_option = [run(each, "-b", url, code=4) for each in ("status", "check")]
+    by_option = [run(command, "-b", url, code=4) for command in ("status", "check")]
     by_variable = run("verify", "--fix", code=4, env={"BINARY_DELAY_BROKER": url})
 
     for said in (*by_option, by_variable):

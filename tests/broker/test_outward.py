@@ -68,7 +68,7 @@ def test_nothing_is_declared_until_the_first_delayed_publish_and_then_no_higher_
     assert levels == {
         name
         for level in topology.levels[:4]
-        for name in (each.name for each in (*level.exchanges, *level.queues))
+        for name in (part.name for part in (*level.exchanges, *level.queues))
     }
 
 
@@ -214,7 +214,7 @@ def test_a_ladder_of_which_a_part_was_deleted_is_made_whole_by_a_later_publish(
             producer.publish(tick, routing_key="q", headers={"x-delay": tick * 125})
     arrived: set[object] = set()
     while not arrived.issuperset(ticks):
-        arrived |= {each.body for each in collect(new, [queue], 1)}
+        arrived |= {arrival.body for arrival in collect(new, [queue], 1)}
 
 
 def test_a_publisher_finds_out_by_itself_that_a_level_was_deleted(
@@ -256,7 +256,7 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
 ):
     """The publisher at the next publish after half a minute, the consumer after half a minute."""
     monkeypatch.setattr("kombu_binary_delay.routing.knowledge.LOOK_AGAIN", 0)
-    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.SETTLE", 0)
+    monkeypatch.setattr("kombu_binary_delay.routing.knowledge.PAUSE_AFTER_DELETION", 0)
     connection = connect(binary_delay={"radix": 2})
     inner, channel = connection.connection, connection.default_channel
     for kind in ("topic", "headers"):
@@ -279,7 +279,10 @@ def test_who_needs_a_part_of_the_ladder_notices_that_it_was_deleted(
         kinds = ("exchanges", "queues", "bindings")
         rows = {kind: vhost.broker.api("GET", f"{kind}/{vhost.name}") for kind in kinds}
         return {
-            (kind, *(row.get(each) for each in ("name", "source", "destination", "routing_key")))
+            (
+                kind,
+                *(row.get(column) for column in ("name", "source", "destination", "routing_key")),
+            )
             for kind in kinds
             for row in rows[kind]
         }
@@ -325,19 +328,19 @@ def test_to_ask_for_the_type_of_an_exchange_changes_nothing(connect):
     plain.queue_bind("q", "with alternate")
 
     executor = connect().connection.delay_mechanism.executor
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     answers: dict[str, Any] = {}
 
     def ask(into, name):
         into[name] = yield AskType(name)
 
     for name in (*asked, "missing"):
-        executor.run(ask(found, name))
+        executor.run(ask(types, name))
         executor.run(ask(answers, name))
 
-    assert found == answers
-    assert found.pop("missing") is Answer.MISSING
-    assert found == {name: kind for name, (kind, _) in asked.items()}
+    assert types == answers
+    assert types.pop("missing") is Answer.MISSING
+    assert types == {name: kind for name, (kind, _) in asked.items()}
     for name in asked:
         plain.exchange_declare(name, "", passive=True)
     with pytest.raises(NotFound):
@@ -543,8 +546,8 @@ def test_where_declare_is_never_and_the_ladder_is_missing_no_retry_is_lost(
     assert "a retry of t is left to a worker to keep until it is due" in caplog.text
 
     made = connect().Producer()
-    for each in (made, producer):
-        each.publish("delayed", routing_key="q", headers={"x-delay": 1})
+    for publisher in (made, producer):
+        publisher.publish("delayed", routing_key="q", headers={"x-delay": 1})
     arrived = sorted(arrival.body for arrival in collect(connection, [queue], 3))
     assert arrived == ["delayed", "delayed", "retry"]
 
@@ -643,8 +646,8 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
 ):
     connection, consuming = connect(confirm_publish=confirm), connect()
     queue = Queue("q")
-    for each in (connection, consuming):
-        queue(each.default_channel).declare()
+    for channel_of in (connection, consuming):
+        queue(channel_of.default_channel).declare()
     producer = Producer(connection.default_channel)
     due = {}
     with ThreadPoolExecutor() as threads:
@@ -660,7 +663,11 @@ def test_three_thousand_delays_are_neither_early_nor_lost_nor_doubled(
     arrivals = collected.result()
 
     assert sorted(arrival.body for arrival in arrivals) == list(range(3000))
-    early = {each.body: due[each.body] - each.at for each in arrivals if each.at < due[each.body]}
+    early = {
+        arrival.body: due[arrival.body] - arrival.at
+        for arrival in arrivals
+        if arrival.at < due[arrival.body]
+    }
     assert early == {}
 
 
@@ -837,7 +844,7 @@ def test_queues_that_end_with_their_channel_are_forgotten(connect):
         channel.queue_bind(name, "amq.topic", "k")
         channel.basic_consume(name)
         channel.close()
-    mirror = {each for each in router.known.existing if each[0] == "mirror"}
+    mirror = {known for known in router.known.existing if known[0] == "mirror"}
     assert set(router.known.existing) - mirror == before
     assert not router.known.bindings
 
@@ -898,7 +905,7 @@ def test_a_connection_for_each_message_waits_a_few_times_and_loses_none_with_the
     assert again["trips"] == undelayed["trips"] + (not confirm)
     assert again["frames"] == undelayed["frames"] + (not confirm)
     with connect() as connection:
-        bodies = [each.body for each in collect(connection, [Queue("q")], 9)]
+        bodies = [arrival.body for arrival in collect(connection, [Queue("q")], 9)]
     assert sorted(bodies) == sorted(
         ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"]
     )
@@ -929,8 +936,8 @@ def test_the_first_delayed_message_of_a_program_waits_three_times_at_most(
             connection.Producer(auto_declare=False).publish("x", headers=headers, **place)
         return len(waits)
 
-    for each in ("all", knows):
-        publish(each, **{"x-delay": 3_600_000})
+    for queue in ("all", knows):
+        publish(queue, **{"x-delay": 3_600_000})
 
     more = publish(knows, **{"x-delay": 2000}) - publish(knows)
     assert more <= (1 if knows == "all" and not kind else 3)

@@ -54,7 +54,7 @@ class Grant:
         for kind in KINDS:
             names = getattr(self, kind)
             for name in names:
-                rest = tuple(each for each in names if each != name)
+                rest = tuple(other for other in names if other != name)
                 changed: Any = {kind: rest}
                 yield kind, name, replace(self, **changed)
 
@@ -313,7 +313,7 @@ def test_a_publisher_who_declares_needs_what_the_table_says_and_nothing_less(
             publish(connection, "works", delay=1125)
         connection.release()
 
-    assert [each.body for each in collect(connect(), [Queue("mail")], 1)] == ["works"]
+    assert [arrival.body for arrival in collect(connect(), [Queue("mail")], 1)] == ["works"]
 
 
 def test_a_publisher_with_a_queue_for_one_delay_needs_what_the_page_says(connect, granted, vhost):
@@ -337,7 +337,7 @@ def test_a_publisher_to_an_exchange_of_others_needs_nothing_on_it(connect, grant
     assert queue(owner.default_channel).get() is None
     publish(connect(url=granted(PUBLISHER)), "works", exchange="events", key="order.new")
 
-    assert [each.body for each in collect(owner, [queue], 1)] == ["works"]
+    assert [arrival.body for arrival in collect(owner, [queue], 1)] == ["works"]
 
 
 def test_a_publisher_to_a_headers_exchange_needs_write_on_it_for_the_relay(
@@ -395,7 +395,7 @@ def test_a_consumer_who_declares_needs_what_the_table_says_or_is_warned(
     publish(administrator, 2)
     bare = Queue("mail", no_declare=True)
     consumer = connect(url=granted(together(CONSUMER, CONSUMER_ON_LADDER)))
-    assert {each.body for each in collect(consumer, [bare], 2)} == {1, 2}
+    assert {arrival.body for arrival in collect(consumer, [bare], 2)} == {1, 2}
 
 
 #: Whoever writes the journal where it may not exist yet.
@@ -409,7 +409,7 @@ def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
     bare = Queue("mail", no_declare=True)
     Queue("mail")(connect().default_channel).declare()
     less = [grant for _, _, grant in JOURNAL.less_one()]
-    for grant in (together(CONSUMER, CONSUMER_ON_LADDER, each) for each in (JOURNAL, *less)):
+    for grant in (together(CONSUMER, CONSUMER_ON_LADDER, more) for more in (JOURNAL, *less)):
         with suppress(BrokerError):
             vhost.broker.api("DELETE", f"queues/{vhost.name}/kbd.v2.journal")
         caplog.clear()
@@ -417,7 +417,7 @@ def test_a_journal_needs_what_the_page_says_and_without_it_disturbs_no_consumer(
         consumer = connect(url=granted(grant), binary_delay={"journal": "stream"})
         for number in range(3):
             publish(connect(), number)
-            assert [each.body for each in collect(consumer, [bare], 1)] == [number]
+            assert [arrival.body for arrival in collect(consumer, [bare], 1)] == [number]
         ended = caplog.text.count("the journal misses events")
         assert ended == (0 if grant == enough else 1)
 
@@ -454,7 +454,7 @@ def test_who_may_not_cancel_what_is_far_ahead_cancels_none_of_several(vhost, con
     with pytest.raises(AmendmentError, match=r"cannot be amended: .* refused"):
         amend(connect(url=granted(CANCELLER)), "cancel", chosen)
     judge = judge_of(administrator)
-    assert [judge({"message_id": each}) is None for each in ("other", "near")] == [False, True]
+    assert [judge({"message_id": id_}) is None for id_ in ("other", "near")] == [False, True]
 
 
 @pytest.mark.usefixtures("unwarned")
@@ -510,12 +510,12 @@ def test_a_consumer_reads_amendments_if_it_may_read_their_streams_and_is_warned_
         url=granted(together(less, READER)),
         binary_delay={"declare": "never"},
     )
-    assert [each.body for each in collect(reader, [bare], 1)] == ["kept"]
+    assert [arrival.body for arrival in collect(reader, [bare], 1)] == ["kept"]
     assert "amendments are not read" not in caplog.text
 
     publish(administrator, "cancelled", message_id="cancelled")
     other = connect(url=granted(less), binary_delay={"declare": "never"})
-    assert [each.body for each in collect(other, [bare], 1)] == ["cancelled"]
+    assert [arrival.body for arrival in collect(other, [bare], 1)] == ["cancelled"]
     assert "permission read on names that begin with 'kbd.v2.amendments.'" in caplog.text
 
 
@@ -541,7 +541,7 @@ def test_a_consumer_that_may_only_read_reads_all_records_however_long_that_takes
     reader = connect(url=url, binary_delay={"declare": "never"})
 
     bare = Queue("mail", no_declare=True)
-    assert [each.body for each in collect(reader, [bare], 1)] == ["kept"]
+    assert [arrival.body for arrival in collect(reader, [bare], 1)] == ["kept"]
 
 
 @pytest.mark.usefixtures("unwarned")
@@ -576,10 +576,10 @@ def test_status_counts_amendments_for_those_who_may_read_them(
     cancel("cancelled", connection=administrator)
     management = Management.of(administrator, vhost.broker.management_url)
 
-    found = status(administrator, management, Topology(), None, connect(url=granted(grant)))
+    state = status(administrator, management, Topology(), None, connect(url=granted(grant)))
 
-    assert found.amendments is not None
-    assert found.amendments.active == active
+    assert state.amendments is not None
+    assert state.amendments.active == active
 
 
 # -- without the right to declare --------------------------------------------------------------
@@ -595,9 +595,7 @@ def made_beforehand(connect, topology):
     part = sum(topology.levels[:4], topology.base) + topology.mirror("events")
     part += sum(topology.for_urgent().levels[:4], topology.direct_base)
     part += Part(
-        bindings=tuple(
-            direct_binding for n in range(4) for direct_binding in topology.direct_bindings(n)
-        )
+        bindings=tuple(binding for n in range(4) for binding in topology.direct_bindings(n))
     )
     events = Exchange("events", "topic")
     for name, key in (("mail", "order.*"), ("secret", "secret.#")):
@@ -682,7 +680,7 @@ def test_a_retry_of_a_worker_without_permissions_on_the_ladder_is_not_lost(
 
     Producer(connection.default_channel).publish("again", routing_key="mail", headers=headers)
 
-    assert [each.headers["eta"] for each in collect(connection, [queue], 1)] == [eta]
+    assert [arrival.headers["eta"] for arrival in collect(connection, [queue], 1)] == [eta]
 
 
 def test_without_read_on_the_queue_a_consumer_is_refused_by_rabbitmq(

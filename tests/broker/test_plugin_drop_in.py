@@ -30,7 +30,7 @@ def test_the_broker_has_no_plugin_for_it(broker):
     def types():
         # A node that has just started does not say yet.
         nodes = broker.api("GET", "nodes")
-        return [each["name"] for node in nodes for each in node.get("exchange_types", ())]
+        return [type_["name"] for node in nodes for type_ in node.get("exchange_types", ())]
 
     assert "x-delayed-message" not in wait_until(types)
 
@@ -147,8 +147,8 @@ def test_a_delay_survives_a_restart_before_it_is_due_and_one_after(own_broker, v
         arrivals = collect(connection, [queue], 3)
 
     judged = [arrival for arrival in arrivals if arrival.body != "makes the ladder"]
-    assert sorted(each.body for each in judged) == delays
-    assert all(each.at >= sent + each.body / 1000 for each in judged)
+    assert sorted(arrival.body for arrival in judged) == delays
+    assert all(arrival.at >= sent + arrival.body / 1000 for arrival in judged)
 
 
 def test_what_the_plugin_delivered_can_be_published_again(connect, collect):
@@ -177,7 +177,9 @@ def test_a_dead_letter_is_not_delayed_and_verify_says_so(broker, vhost, connect,
 
     [death] = again.headers["x-death"]
     assert (death["reason"], death["queue"]) == ("rejected", "q")
-    found = verify(Management.of(connection, broker.management_url), topology)
-    assert found.sound
-    [note] = [difference for difference in found.differences if difference.what == "exchange x"]
+    verification = verify(Management.of(connection, broker.management_url), topology)
+    assert verification.sound
+    [note] = [
+        difference for difference in verification.differences if difference.what == "exchange x"
+    ]
     assert note.found == "what q dead-letters goes there, as delayed messages do"

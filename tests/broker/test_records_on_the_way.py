@@ -1,4 +1,4 @@
-"""A record of amendments that rides the ladder counts though an operator moves it on the way."""
+"""A record of amendments that waits on the ladder counts though an operator moves it on the way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_levels(connection, topology, queues):
     """Take the records that wait, each with its level's queue."""
     channel = connection.channel()
     taken = ((source, channel.basic_get(source.name)) for source in sources(topology, queues))
-    return [(each, message) for each, message in taken if message is not None]
+    return [(queue, message) for queue, message in taken if message is not None]
 
 
 def test_a_record_that_was_parked_stays_since_its_headers_prove_nothing(connect, vhost):
@@ -117,7 +117,7 @@ def test_a_record_that_is_put_back_enters_by_its_own_exchange(connect, vhost):
     channel.basic_publish(again.message, again.exchange, again.routing_key, mandatory=True)
     channel.basic_ack(message.delivery_tag)
     # There is a way for it, and it waits in one queue of the same ladder again.
-    names = [each.name for each in sources(topology, queues)]
+    names = [source.name for source in sources(topology, queues)]
     wait_until(lambda: sum(vhost.waiting(*names).values()) == 1)
 
 
@@ -171,6 +171,8 @@ def test_a_record_that_is_to_come_twice_is_moved_twice_each_for_its_own_time(con
     assert (done.moved, done.left) == (2, 0)
     channel, queues = connect("amqp").channel(), {row["name"]: row for row in vhost.queues()}
     taken = [channel.basic_get(source.name) for source in sources(new, queues)]
-    found = [each.headers["x-binary-delay"]["due"] for each in taken if each is not None]
+    moved_dues = [
+        message.headers["x-binary-delay"]["due"] for message in taken if message is not None
+    ]
     # They reach the stream a second before.
-    assert sorted(found) == [each - 1000 for each in dues]
+    assert sorted(moved_dues) == [due - 1000 for due in dues]

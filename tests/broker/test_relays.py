@@ -107,7 +107,7 @@ def test_a_queue_with_a_relay_gets_each_message_once_and_in_full(connect, collec
     arrivals = collect(declaring, [queue], 4)
 
     assert len({arrival.body for arrival in arrivals}) == len(arrivals) == 4
-    assert {(each.exchange, each.key) for each in arrivals} == {(exchange.name, "full")}
+    assert {(arrival.exchange, arrival.key) for arrival in arrivals} == {(exchange.name, "full")}
 
 
 def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vhost):
@@ -249,8 +249,8 @@ def test_what_a_queue_dead_letters_says_where_it_was_published(connect, collect)
     orders = Queue(
         "orders", Exchange("x", "topic"), "#", queue_arguments={"x-dead-letter-exchange": "dlx"}
     )
-    for each in (dead, orders):
-        each(channel).declare()
+    for queue in (dead, orders):
+        queue(channel).declare()
     Producer(channel).publish(1, exchange="x", routing_key="new", headers={"x-delay": 250})
     wait_until(lambda: (message := orders(channel).get()) and message.reject() is None)
 
@@ -315,7 +315,7 @@ def state(vhost):
     """What every queue is, and how much is in it."""
     rows = vhost.broker.api("GET", f"queues/{vhost.name}?disable_stats=true")
     told = ("name", "durable", "auto_delete", "exclusive", "arguments", "type")
-    return sorted(str({each: row.get(each) for each in told}) for row in rows)
+    return sorted(str({column: row.get(column) for column in told}) for row in rows)
 
 
 def test_to_ask_whether_a_queue_ends_by_itself_changes_nothing(connect, vhost):
@@ -324,9 +324,9 @@ def test_to_ask_whether_a_queue_ends_by_itself_changes_nothing(connect, vhost):
         make(owner.default_channel, name)
     before = state(vhost)
 
-    found = {name: executor.do(AskTemporary(name)) for name in (*KINDS, "missing")}
+    answers = {name: executor.do(AskTemporary(name)) for name in (*KINDS, "missing")}
 
-    assert found == {**{name: ends for name, (*_, ends) in KINDS.items()}, "missing": False}
+    assert answers == {**{name: ends for name, (*_, ends) in KINDS.items()}, "missing": False}
     assert state(vhost) == before
 
 

@@ -47,7 +47,7 @@ def write(connection, first, count):
 
 
 def numbers(page):
-    return [int(each.body) for each in page]
+    return [int(delivery.body) for delivery in page]
 
 
 @pytest.mark.usefixtures("_way")

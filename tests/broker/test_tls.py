@@ -82,8 +82,8 @@ def as_the_broker_has_it(vhost: VHost, connections: Iterable[Connection]) -> lis
     ports = [connection.connection.sock.getsockname()[1] for connection in connections]
 
     def listed() -> list[dict[str, Any]] | None:
-        found = vhost.broker.api("GET", f"vhosts/{vhost.name}/connections")
-        rows = {row.get("peer_port"): row for row in found}
+        connections = vhost.broker.api("GET", f"vhosts/{vhost.name}/connections")
+        rows = {row.get("peer_port"): row for row in connections}
         is_whole = all("ssl" in rows.get(port, ()) for port in ports)
         return [rows[port] for port in ports] if is_whole else None
 
@@ -269,7 +269,7 @@ def test_the_journal_is_never_read_in_plaintext_where_its_url_says_tls(vhost, tr
 
 
 @pytest.mark.parametrize(
-    ("urls", "transport", "found"),
+    ("urls", "transport", "scheme"),
     [
         (["amqps"], None, "https"),
         (["amqp"], None, "http"),
@@ -278,7 +278,7 @@ def test_the_journal_is_never_read_in_plaintext_where_its_url_says_tls(vhost, tr
     ],
 )
 def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
-    vhost, trusted, urls, transport, found
+    vhost, trusted, urls, transport, scheme
 ):
     app = Celery(set_as_current=False)
     app.conf.broker_url = [f"amqp://{url}" if url == NOBODY else at(vhost, url) for url in urls]
@@ -287,7 +287,7 @@ def test_an_operator_reaches_broker_and_management_api_over_tls_as_the_app_does(
 
     with target.plain() as connection:
         management = target.management(connection)
-        assert isinstance(connection.connection.sock, ssl.SSLSocket) == (found == "https")
+        assert isinstance(connection.connection.sock, ssl.SSLSocket) == (scheme == "https")
 
-    port = {"http": 15672, "https": 15671}[found]
-    assert management.url == f"{found}://127.0.0.1:{port}"
+    port = {"http": 15672, "https": 15671}[scheme]
+    assert management.url == f"{scheme}://127.0.0.1:{port}"

@@ -38,12 +38,12 @@ def test_what_cannot_be_decoded_comes_as_it_was_sent(connect, vhost, transport):
     drain_until(connection, lambda: taken and taken[-1].body == b"last")
 
     bodies = [body for body in (b"body", b"") for _ in RAW]
-    assert [each.body or b"" for each in taken] == [*bodies, b"key", b"last"]
+    assert [message.body or b"" for message in taken] == [*bodies, b"key", b"last"]
     for message, (error, raw) in zip(taken, [*RAW.items(), *RAW.items()], strict=False):
-        found = undecodable(message)
-        assert found
-        assert (found.properties, found.routing_key) == (raw, b"")
-        assert found.why.startswith(error.split(":")[0])
+        cut = undecodable(message)
+        assert cut
+        assert (cut.properties, cut.routing_key) == (raw, b"")
+        assert cut.why.startswith(error.split(":")[0])
     *_, key, last = taken
     raw = copy._serialize_properties()  # noqa: SLF001 - as it was sent
     assert undecodable(key) == Undecodable("its routing key is not UTF-8", raw, b"a\xff")

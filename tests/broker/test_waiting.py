@@ -190,10 +190,10 @@ def test_the_node_lists_what_waits_and_disturbs_nothing(connect, collect, on_nod
     connection.Producer().publish("x", routing_key="mail", headers=plain, priority=9)
     publish(connection, ("soon", 10))
 
-    found = on_node()
-    tasks = {task.id: task for task in found}
-    assert found.complete
-    [said] = found.unseen()
+    listing = on_node()
+    tasks = {task.id: task for task in listing}
+    assert listing.complete
+    [said] = listing.unseen()
     assert "amendments were not read" in said
     # By now it may have arrived.
     assert set(tasks) | {"soon"} == {"soon", "later", "paid", "m-1", None}
@@ -237,10 +237,10 @@ def test_what_moves_meanwhile_is_listed_once(connect, on_node):
         half = time.time() + wait * 8 / 15
         while not attempt.is_over:
             began = time.time()
-            found = selected(on_node(), ids=frozenset(tasks))
+            listed = selected(on_node(), ids=frozenset(tasks))
             if attempt.is_over:
                 break
-            assert found == sorted(tasks)
+            assert listed == sorted(tasks)
             if began < half < time.time():
                 attempt.end()
     assert attempt.was_in_time, "no listing has ended before they were due"
@@ -313,10 +313,10 @@ def test_classic_levels_are_not_looked_into_and_the_journal_is_named(connect, vh
     with pytest.raises(operate.OperationError, match="classic queues, which cannot be looked into"):
         operate.from_node(beside, vhost.name, LADDER)
     publish(connect(), ("q", HOUR))
-    found = operate.from_node(beside, vhost.name, LADDER)
-    assert ids(found) == ["q"]
-    assert not found.complete
-    assert " classic queues of the ladder left out" in found.unseen()[0]
+    listing = operate.from_node(beside, vhost.name, LADDER)
+    assert ids(listing) == ["q"]
+    assert not listing.complete
+    assert " classic queues of the ladder left out" in listing.unseen()[0]
 
 
 @pytest.mark.own_broker
@@ -339,15 +339,15 @@ def test_any_node_of_a_cluster_reads_all_of_it(connect, tmp_path):
         )
         paths = [reach(node, tmp_path) for node in cluster]
         for path in paths:
-            found = operate.from_node(path, "/", LADDER)
-            assert ids(found) == sorted(map(str, range(200)))
+            listing = operate.from_node(path, "/", LADDER)
+            assert ids(listing) == sorted(map(str, range(200)))
         cluster.nodes[0].kill()
 
         def all_is_read_by_another():
             # Leaders are elected, and until then some levels cannot be read.
             with suppress(operate.OperationError):
-                found = operate.from_node(paths[1], "/", LADDER)
-                return ids(found) == sorted(map(str, range(200))) and found.complete
+                listing = operate.from_node(paths[1], "/", LADDER)
+                return ids(listing) == sorted(map(str, range(200))) and listing.complete
             return False
 
         wait_until(all_is_read_by_another)
@@ -371,7 +371,7 @@ def test_the_command_reads_the_node_and_tells_of_one_task(connect, on_node, vhos
     publish(connect(), ("a-1", HOUR), ("a-2", 2 * HOUR))
     listed = run(vhost, "tasks", "--node-command", once, "--limit", "1")
     assert (listed["source"], listed["matched"], listed["complete"]) == ("node", 2, True)
-    assert [each["id"] for each in listed["tasks"]] == ["a-1"]
+    assert [task["id"] for task in listed["tasks"]] == ["a-1"]
     everything = run(vhost, "tasks", "--node-command", once, "--limit", "0")
     assert len(everything["tasks"]) == 2
     told = run(vhost, "explain", "--task", "a-2", "--node-command", once)
@@ -430,8 +430,8 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
     journalling.Producer().publish("x", routing_key="mail", headers=headers)
     journalling.Producer().publish("x", routing_key="mail", headers={"x-delay": HOUR * 1000})
     collect(journalling, [Queue("mail")], 1)
-    found = by_journal(6)
-    tasks = {task.id: task for task in found}
+    listing = by_journal(6)
+    tasks = {task.id: task for task in listing}
     assert set(tasks) == {"later", "paid", "no-eta", None}
     later = tasks["later"]
     assert (later.name, later.args, later.kwargs) == ("shop.pay", "(1,)", "{'a': 1}")
@@ -439,7 +439,7 @@ def test_the_journal_lists_what_has_not_arrived(journalling, collect, by_journal
     assert later.level.startswith(f"{topology.prefix}.level-")
     assert tasks["paid"].queue == "amq.topic:order.paid"
     assert tasks["no-eta"].name == "shop.now"
-    assert found.unseen()[0].startswith("journal since ")
+    assert listing.unseen()[0].startswith("journal since ")
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_the_journal_names_the_level_in_which_a_task_waits_or_none(  # noqa: PLR
         del journalling  # it skips where there are no streams
     publish(connect(binary_delay={"journal": "stream", **settings}), ("waits", HOUR))
 
-    [task] = [each for each in by_journal(1) if each.id == "waits"]
+    [task] = [task for task in by_journal(1) if task.id == "waits"]
 
     assert (task.level is not None) == is_known
     if is_known:
@@ -626,7 +626,7 @@ def take_back(connection):
 def test_the_node_leaves_out_what_was_taken_back(connect, vhost, once, on_node):
     listed, later, states = take_back(connect())
     done = run(vhost, "tasks", "--node-command", once)
-    due = {each["id"]: each["due"] for each in done["tasks"]}
+    due = {task["id"]: task["due"] for task in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
     assert done["unseen"] == ["3 cancelled or superseded tasks are not shown; they will not run"]
@@ -640,7 +640,7 @@ def test_the_journal_leaves_out_what_was_taken_back(journalling, vhost):
     listed, later, states = take_back(journalling)
     settle(vhost, 7)
     done = run(vhost, "tasks", "--source", "journal")
-    due = {each["id"]: each["due"] for each in done["tasks"]}
+    due = {task["id"]: task["due"] for task in done["tasks"]}
     assert set(due) == listed
     assert abs(due["postponed"] - later) < 1000
     assert "3 cancelled or superseded tasks are not shown" in done["unseen"][-1]
@@ -673,9 +673,9 @@ def test_behind_another_systems_ladder_the_journal_and_the_amendments_are_found(
     told = run(vhost, *options, "explain", "--task", "one", *by_journal)
     counted = run(vhost, *options, "status", "--destinations", *by_journal)
 
-    assert [each["id"] for each in listed["tasks"]] == ["one"]
+    assert [task["id"] for task in listed["tasks"]] == ["one"]
     assert told["state"] == "waiting"
-    assert [(each["value"], each["tasks"]) for each in counted["destinations"]] == [("mail", 1)]
+    assert [(row["value"], row["tasks"]) for row in counted["destinations"]] == [("mail", 1)]
     assert counted["amendments"]["active"] == 1
 
 
@@ -729,13 +729,13 @@ def test_the_command_lists_counts_and_tells_of_one_task(
     assert (listed["source"], listed["matched"], len(listed["tasks"])) == ("journal", 4, 2)
     assert ids(map(Named, listed["tasks"])) == ["b-0", "b-1"]
     counted = run(vhost, "tasks", "--count-by", "name", "--name", "*.b")
-    assert [(each["value"], each["tasks"]) for each in counted["counts"]] == [("shop.b", 3)]
+    assert [(row["value"], row["tasks"]) for row in counted["counts"]] == [("shop.b", 3)]
 
     told = run(vhost, "explain", "--task", "waits")
-    assert [each["kind"] for each in told["events"]] == ["scheduled"]
+    assert [event["kind"] for event in told["events"]] == ["scheduled"]
     assert (told["state"], told["task"]["queue"]) == ("waiting", "mail")
     gone = run(vhost, "explain", "--task", "arrived")
-    assert [each["kind"] for each in gone["events"]] == ["scheduled", "released"]
+    assert [event["kind"] for event in gone["events"]] == ["scheduled", "released"]
     assert gone["state"] == "arrived"
     run(vhost, "explain", "2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1", code=1)
 
@@ -770,7 +770,7 @@ def test_who_may_only_read_lists_what_waits_and_not_what_was_taken_back(journall
     for listed in ({"waits", "cancelled"}, {"waits"}):
         done = CliRunner().invoke(binary_delay, ["-b", url, "tasks", "--json"])
         assert (done.exit_code, done.stderr) == (0, "")
-        assert {load["id"] for load in json.loads(done.stdout)["tasks"]} == listed
+        assert {task["id"] for task in json.loads(done.stdout)["tasks"]} == listed
         kombu_binary_delay.cancel("cancelled", connection=journalling)
 
 
@@ -788,4 +788,4 @@ def test_celerys_own_command_lists_too(journalling, vhost):
         check=True,
         timeout=PATIENCE,
     )
-    assert [load["id"] for load in json.loads(done.stdout)["tasks"]] == ["one"]
+    assert [task["id"] for task in json.loads(done.stdout)["tasks"]] == ["one"]

@@ -37,9 +37,9 @@ def publish(connect):
     Queue("mail")(connection.default_channel).declare()
 
     def publish(*ids, name="shop.pay", key="mail", **more):
-        for hour, each in enumerate(ids, 1):
+        for hour, id_ in enumerate(ids, 1):
             eta = datetime.now(UTC) + timedelta(hours=hour)
-            headers = {"id": each, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
+            headers = {"id": id_, "task": name, "eta": eta.isoformat(), "argsrepr": ARGUMENTS}
             connection.Producer().publish("x", routing_key=key, headers={**headers, **more})
         return connection
 
@@ -73,8 +73,8 @@ def until(client, path, *words, auth=None):
 
 
 def token(page):
-    [found, *_] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
-    return found
+    [value, *_] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
+    return value
 
 
 def counted(number):
@@ -87,7 +87,7 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
     client = pages()
 
     now = until(client, "/", 'id="waiting">3<', "By the journal", "The ladder is sound")
-    found = until(client, "/tasks", counted(3))
+    listed = until(client, "/tasks", counted(3))
     searched = client.get("/tasks?name=pay&before=90m").text
     unread = client.get("/tasks?before=soon").text
     complex_ = (
@@ -99,7 +99,7 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
 
     assert re.search(r">mail</a></th><td class=\"number\">3<", now)
     assert "kbd.v2-125ms" in now
-    for page in (found, hostile):
+    for page in (listed, hostile):
         assert "alert(" in page
         for words in ("<script>a", "<img src=x", "onerror=alert(1)>'", "\u202e"):
             assert words not in page
@@ -107,10 +107,10 @@ def test_the_pages_show_what_waits_and_trust_none_of_its_words(publish, pages):
     assert "is no delay" in unread
     assert complex_.count("no more than 500 characters, and 5 of them *") == 2
     assert "scheduled" in story
-    assert "earlier tasks, and tasks of apps without a journal" in story + found
+    assert "earlier tasks, and tasks of apps without a journal" in story + listed
     assert "waits in" not in unknown
     assert sum(client.get("/forecast").json()["counts"]) == 3
-    for page in (now, found, story):
+    for page in (now, listed, story):
         assert 'method="post"' not in page
 
 
@@ -118,11 +118,11 @@ def test_the_arguments_are_nowhere_where_they_are_hidden(publish, pages):
     publish("one")
     client = pages(hide_arguments=True)
 
-    found = until(client, "/tasks", counted(1))
+    listed = until(client, "/tasks", counted(1))
     story = until(client, "/task?id=one", "It <strong>waits</strong>")
 
-    assert "onerror" not in found + story
-    assert "Arguments are hidden" in found
+    assert "onerror" not in listed + story
+    assert "Arguments are hidden" in listed
 
 
 def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
@@ -132,8 +132,8 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     publish("two", key="mail.high")
     publish("mail-1", name="mail.digest")
     client = pages(allow_changes=True)
-    found = until(client, "/tasks", counted(4))
-    form = {"action": "cancel", "token": token(found)}
+    listed = until(client, "/tasks", counted(4))
+    form = {"action": "cancel", "token": token(listed)}
 
     planned = client.post("/plan", data={**form, "chosen": ["one", "two"]})
     confirm = {"token": token(planned.text), "key": planned.url.params["key"]}
@@ -160,7 +160,7 @@ def test_what_is_chosen_is_cancelled_after_its_count_was_confirmed(
     until(client, "/tasks?after=4h", counted(1), "mail.digest")
     with connect() as connection:
         left = operate.from_journal(connection, Topology(), judge=operate.judge_of(connection))
-        assert {each.id for each in left} == {"three", "mail-1"}
+        assert {task.id for task in left} == {"three", "mail-1"}
 
 
 def test_tasks_that_are_first_due_after_their_new_time_are_counted_apart(publish, pages):
@@ -259,9 +259,9 @@ def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, monkeypatch, 
     monkeypatch.setattr(handlers, "_SOON", PATIENCE)
     publish("one")
     client = pages(allow_changes=True)
-    found = until(client, "/tasks", counted(1))
+    listed = until(client, "/tasks", counted(1))
 
-    refused = client.post("/plan", data={**form, "token": token(found)})
+    refused = client.post("/plan", data={**form, "token": token(listed)})
 
     assert refused.status_code in (400, 502)
     assert says in refused.text.replace("&#39;", "'")
@@ -274,8 +274,8 @@ def test_forms_need_the_token_of_their_page_and_user(publish, pages, vhost):
     client = pages(check, allow_changes=True)
     ann, bob = ("ann", "ann"), ("bob", "bob")
     post = partial(client.post, "/plan")
-    found = until(client, "/tasks", counted(1), auth=ann)
-    form = {"action": "cancel", "chosen": "one", "token": token(found)}
+    listed = until(client, "/tasks", counted(1), auth=ann)
+    form = {"action": "cancel", "chosen": "one", "token": token(listed)}
 
     planned = post(data=form, auth=ann)
     refused = [
@@ -293,7 +293,7 @@ def test_forms_need_the_token_of_their_page_and_user(publish, pages, vhost):
     refused.append(post(data=form, auth=ann))
 
     assert planned.status_code == 200
-    assert [each.status_code for each in refused] == [403, 403, 403, 403, 401, 403]
+    assert [result.status_code for result in refused] == [403, 403, 403, 403, 401, 403]
     assert (long.status_code, stolen.status_code) == (413, 404)
     assert "one" in until(client, "/tasks", counted(1), auth=ann)
 
@@ -325,7 +325,7 @@ def test_what_is_parked_is_counted_and_redriven(publish, pages, connect, vhost, 
 def test_each_parking_queue_that_is_counted_is_redriven(publish, pages, vhost, connect):
     connection = publish("one")
     sides = Topology(), Topology(queue_type="classic")
-    parking = [each.parking for each in sides]
+    parking = [side.parking for side in sides]
     with connect("amqp") as plain:
         for side in sides:
             operate.create(plain, side, side.whole)
@@ -412,14 +412,14 @@ def test_the_pages_are_mounted_in_another_site(publish, vhost, broker):
     )
     site = Starlette(routes=[Mount("/admin/waiting", app)])
     with TestClient(site, headers={"x-operator": "ann"}) as client:
-        found = until(client, "/admin/waiting/tasks", counted(1), "ann")
-        form = {"action": "cancel", "chosen": "one", "token": token(found)}
+        listed = until(client, "/admin/waiting/tasks", counted(1), "ann")
+        form = {"action": "cancel", "chosen": "one", "token": token(listed)}
         planned = client.post("/admin/waiting/plan", data=form)
         nobody = client.get("/admin/waiting/tasks", headers={"x-operator": ""})
 
         assert planned.url.path == "/admin/waiting/plan"
         assert "Cancel 1 task" in planned.text
         assert nobody.status_code == 403
-        for address in re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', found):
+        for address in re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', listed):
             assert address.startswith(("/admin/waiting/", "#"))
         assert client.get("/admin/waiting/static/page.js").status_code == 200

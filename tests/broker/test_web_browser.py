@@ -36,15 +36,15 @@ def radix():
 
 @pytest.fixture(scope="module")
 def browser():
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
         # dev/install.sh brings one; Ubuntu has none in its packages.
         pytest.skip(f"a browser is needed, one of {', '.join(BROWSERS)}")
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         # Its sandbox takes what a container does not give.
         options = ["--no-sandbox", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=found, args=options)
+        browser = playwright.chromium.launch(executable_path=path, args=options)
         yield browser
         browser.close()
 

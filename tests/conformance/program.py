@@ -122,16 +122,16 @@ class Program(ABC):
     def arrivals(self, count: int) -> list[Arrival]:
         """Consume from every queue until ``count`` messages came, and none of them early."""
         arrived = self._arrivals(count)
-        for each in arrived:
-            assert each.waited >= self.delay_of(each.body), f"early: {each}"
+        for arrival in arrived:
+            assert arrival.waited >= self.delay_of(arrival.body), f"early: {arrival}"
         return arrived
 
     def expect(self, reached: dict[str, list[Any]], parked: int = 0) -> list[Arrival]:
         """These messages reach these queues once each and nothing else; so many are parked."""
         arrived = self.arrivals(sum(map(len, reached.values())))
-        found = Counter((each.queue, json.dumps(each.body)) for each in arrived)
+        counted = Counter((arrival.queue, json.dumps(arrival.body)) for arrival in arrived)
         wanted = Counter((q, json.dumps(body)) for q, bodies in reached.items() for body in bodies)
-        assert found == wanted
+        assert counted == wanted
         assert self.parked(parked) == parked
         return arrived
 

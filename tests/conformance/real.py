@@ -124,9 +124,9 @@ class RealProgram(Program):
 
     def _wait_for(self, count: int, *queues: str) -> int:
         end = time.monotonic() + PATIENCE
-        while (found := self._count(*queues)) < count and time.monotonic() < end:
+        while (count_now := self._count(*queues)) < count and time.monotonic() < end:
             time.sleep(0.02)
-        return found
+        return count_now
 
     def _count(self, *queues: str) -> int:
         return sum(self.vhost.waiting(*queues).values())

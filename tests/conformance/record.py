@@ -59,7 +59,7 @@ class Recorder:
             cases[case] = HELD
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if all(each.name in self._found[column] for column, each in expected()):
+        if all(case.name in self._found[column] for column, case in expected()):
             keep(self._run())
             terminalreporter.line(f"conformance: recorded in {FOLDER}", green=True)
         else:
@@ -81,7 +81,7 @@ class Recorder:
 def _by_outcome(cases: dict[str, str]) -> dict[str, list[str]]:
     outcomes: dict[str, list[str]] = defaultdict(list)
     # In the order of the table, and not in that in which several workers ran them.
-    for case in dict.fromkeys(each.name for _, each in expected()):
+    for case in dict.fromkeys(expected_case.name for _, expected_case in expected()):
         if case in cases:
             outcomes[cases[case]].append(case)
     return dict(sorted(outcomes.items()))

@@ -83,7 +83,9 @@ records: st.SearchStrategy[Record] = st.one_of(
     st.builds(Cancel, st.lists(names).map(tuple), times, st.none() | times, st.booleans()),
     st.builds(
         CancelStamped,
-        st.dictionaries(names, st.lists(names).map(tuple)).map(lambda each: tuple(each.items())),
+        st.dictionaries(names, st.lists(names).map(tuple)).map(
+            lambda stamps: tuple(stamps.items())
+        ),
         times,
     ),
     st.builds(Postpone, names, times, times),
@@ -186,7 +188,7 @@ def test_a_record_from_next_year_is_remembered_no_longer_than_one_of_now():
 
 
 def test_a_cancelled_id_takes_little_memory():
-    lines = [to_line(Cancel((str(uuid4()),), NOW - each)) for each in range(10_000)]
+    lines = [to_line(Cancel((str(uuid4()),), NOW - age)) for age in range(10_000)]
     tracemalloc.start()
     try:
         memory = Memory(31 * DAY)
@@ -214,9 +216,11 @@ def replacing(name: str, number: int, at: int, due: int) -> Supersede:
 
 
 def test_of_all_with_one_key_only_the_latest_runs():
-    published = [superseding("doc", each, NOW + each, NOW + 5000 + each) for each in range(20)]
+    published = [
+        superseding("doc", number, NOW + number, NOW + 5000 + number) for number in range(20)
+    ]
     memory = read(*published)
-    reasons = [reason(memory, keyed("doc", each.generation)) for each in published]
+    reasons = [reason(memory, keyed("doc", record.generation)) for record in published]
     assert reasons == [SUPERSEDED] * 19 + [None]
 
 
@@ -288,7 +292,7 @@ def test_what_replaces_a_task_that_was_not_cancelled_revives_nothing():
 def test_what_replaces_a_task_awaits_its_record_until_that_was_read():
     old, new = replacing("a", 1, NOW, NOW + 5), replacing("a", 2, NOW, NOW + 5)
     by_old, by_new = (
-        message("a", **{REPLACES: "a", GENERATION: each.generation}) for each in (old, new)
+        message("a", **{REPLACES: "a", GENERATION: record.generation}) for record in (old, new)
     )
     memory = read(Cancel(("a",), NOW))
     assert memory.awaits_record(by_old, NOW)
@@ -419,16 +423,16 @@ def test_after_an_outage_a_superseded_generation_is_still_known_by_its_time():
 def test_a_steady_stream_of_events_starves_nobody_who_set_a_longest_wait():
     """An event a second, each put off by 5 s, and the first by no more than 20 s."""
     published = [
-        superseding("doc", each, NOW + each * 1000, NOW + each * 1000 + 5000, 20_000)
-        for each in range(60)
+        superseding("doc", number, NOW + number * 1000, NOW + number * 1000 + 5000, 20_000)
+        for number in range(60)
     ]
     memory = Memory(DAY)
-    for each in published:
-        memory.learn(each, each.at)
+    for record in published:
+        memory.learn(record, record.at)
     ran = [
-        each.due - NOW
-        for each in published
-        if reason(memory, keyed("doc", each.generation), each.due) is None
+        record.due - NOW
+        for record in published
+        if reason(memory, keyed("doc", record.generation), record.due) is None
     ]
     assert all(later - sooner <= 21_000 for sooner, later in pairwise(ran))
     assert ran[0] <= 20_000
@@ -474,7 +478,9 @@ def test_what_was_cancelled_or_replaced_stays_so_where_a_new_stream_only_postpon
 
 
 def test_what_was_kept_stays_kept_or_cancelled_when_all_is_read_again():
-    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    old, new = (
+        superseding("doc", number, NOW + number, NOW + number + 5, 5) for number in range(2)
+    )
     cancelled = Cancel(("doc",), NOW + 2, keyed=True)
     for before, records, expected in (
         ([old, new], [old, new, cancelled], CANCELLED),
@@ -495,7 +501,9 @@ def test_what_was_valid_before_the_stream_was_deleted_is_superseded_by_what_is_i
 
 
 def test_a_cancelled_key_takes_along_what_ran_although_a_later_one_was_valid():
-    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    old, new = (
+        superseding("doc", number, NOW + number, NOW + number + 5, 5) for number in range(2)
+    )
     memory = read(old, new)
     assert reason(memory, keyed("doc", old.generation)) is None
     memory.learn(Cancel(("doc",), NOW + 2, keyed=True), NOW)
@@ -506,7 +514,9 @@ def test_a_cancelled_key_takes_along_what_ran_although_a_later_one_was_valid():
 
 
 def test_what_was_cancelled_by_its_key_does_not_run_after_the_longest_wait():
-    old, new = (superseding("doc", each, NOW + each, NOW + each + 5, 5) for each in range(2))
+    old, new = (
+        superseding("doc", number, NOW + number, NOW + number + 5, 5) for number in range(2)
+    )
     memory = read(old, Cancel(("doc",), NOW, keyed=True), new)
     assert reason(memory, keyed("doc", old.generation)) == SUPERSEDED
     assert reason(memory, keyed("doc", new.generation)) is None
@@ -518,7 +528,9 @@ def test_what_was_cancelled_by_its_key_does_not_run_after_the_longest_wait():
 
 @pytest.mark.parametrize("ids_first", [True, False])
 def test_a_key_is_cancelled_in_the_order_of_its_own_stream(ids_first):
-    by_id, by_key = (Cancel(("a", "b", "id"), NOW + 1, keyed=each) for each in (False, True))
+    by_id, by_key = (
+        Cancel(("a", "b", "id"), NOW + 1, keyed=by_its_key) for by_its_key in (False, True)
+    )
     a, b, c = (superseding(name, number, NOW, NOW + 5) for number, name in enumerate("abc"))
     again = superseding("b", 3, NOW + 2, NOW + 6)
     ids: list[Record] = [by_id]
@@ -633,7 +645,7 @@ few_times = st.sampled_from(FEW_TIMES)
 few_names = st.sampled_from("ab")
 few_waits = st.sampled_from([None, 5, 700_000])
 supersedes = few_names, st.sampled_from(GENERATIONS), few_times, few_times
-cancels = few_names.map(lambda each: (each,)), few_times
+cancels = few_names.map(lambda few: (few,)), few_times
 of_ids: st.SearchStrategy[Record] = st.one_of(
     st.builds(Supersede, *supersedes),
     st.builds(Cancel, *cancels, st.none() | few_times),
@@ -686,29 +698,29 @@ def mixed(ids: list[Record], keys: list[Record], random: Random) -> list[Record]
 @settings(max_examples=150, deadline=None)
 def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chapters, random):
     merges: list[Merge] = [ids_first, keys_first, mixed]
-    found = {merge: Memory(31 * DAY) for merge in merges}
+    memories = {merge: Memory(31 * DAY) for merge in merges}
     ids, keys, now = list[Record](), list[Record](), NOW
     for some_ids, some_keys, again, passes in chapters:
         ids += some_ids
         keys += some_keys
         read_ids, read_keys = (ids, keys) if again == ALL else (some_ids, some_keys)
-        for merge, before in found.items():
-            memory = found[merge] = before if again == NOT else Memory(31 * DAY)
+        for merge, before in memories.items():
+            memory = memories[merge] = before if again == NOT else Memory(31 * DAY)
             for record in merge(read_ids, read_keys, random):
                 memory.learn(record, now)
             if again != NOT:
                 memory.inherit(before, now)
         now += passes
         # With a record of either stream, what has expired is removed.
-        found[mixed].learn(Cancel(("another",), now), now)
-        for each in EVERY_MESSAGE:
+        memories[mixed].learn(Cancel(("another",), now), now)
+        for message in EVERY_MESSAGE:
             expected, *others = (
                 (
-                    memory.judge(each, now),
-                    memory.revives(each, now),
-                    memory.awaits_record(each, now),
+                    memory.judge(message, now),
+                    memory.revives(message, now),
+                    memory.awaits_record(message, now),
                 )
-                for memory in found.values()
+                for memory in memories.values()
             )
             assert others == [expected, expected]
 

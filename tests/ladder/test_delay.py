@@ -92,12 +92,12 @@ def test_jitter_is_after_the_due_time_and_never_before_it(delay, jitter, name, t
 
 def test_jitter_is_spread_evenly_over_ids():
     parts, count = 20, 20_000
-    found = [0] * parts
+    counts = [0] * parts
     for number in range(count):
         # Ids that differ little, as those that somebody numbers.
-        found[spread(f"order-{number}", parts * SECOND) // SECOND] += 1
-    assert sum(found) == count
-    assert all(0.85 < each * parts / count < 1.15 for each in found), found
+        counts[spread(f"order-{number}", parts * SECOND) // SECOND] += 1
+    assert sum(counts) == count
+    assert all(0.85 < number * parts / count < 1.15 for number in counts), counts
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ OURS = TOPOLOGY.level_name(3) + ".01"
 def packed(headers, destination=QUEUE, **properties):
     given = {**properties, "application_headers": headers}
     before = deepcopy(given)
-    result = wrap(given, destination, 5, lambda each: format_address(DIGITS, each), TOPOLOGY.owns)
+    result = wrap(given, destination, 5, lambda to: format_address(DIGITS, to), TOPOLOGY.owns)
     assert given == before, "the caller's own properties must stay as they are"
     return result
 
@@ -108,15 +108,15 @@ def test_each_key_of_cc_and_bcc_becomes_an_address_and_no_consumer_sees_those_of
 
     headers = wrapped["application_headers"]
     assert "BCC" not in headers, "RabbitMQ would take it off, and may forget its keys"
-    keys = [each for name in ("CC", "BCC") for each in given.get(name, ())]
+    keys = [key for name in ("CC", "BCC") for key in given.get(name, ())]
     assert [parse_address(header)[1] for header in headers["CC"]] == [
-        Destination("x", e) for e in keys
+        Destination("x", key) for key in keys
     ]
     seen = {name: given[name] for name in given if name != "BCC"}
     # When its own queue dead-letters it, RabbitMQ lists all keys by which it came.
     came = {"queue": "q", "exchange": "x", "routing-keys": [key, *headers["CC"]]}
     arrived = unpacked(wrapped, [came, {"queue": OURS}])["application_headers"]
-    name_deaths(arrived, headers, lambda _, each: parse_address(each)[1])
+    name_deaths(arrived, headers, lambda _, address: parse_address(address)[1])
     (death,) = arrived.pop("x-death")
     assert death["routing-keys"] == ["k", *seen.get("CC", ())]
     assert {name: arrived[name] for name in arrived if not name.startswith("x-")} == seen

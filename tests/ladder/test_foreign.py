@@ -83,7 +83,7 @@ def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, se
 
     last = ladder.entry_exchange(digits)
     if way.waits:
-        (queue,) = (each for each in ladder.whole.queues if each.name == way.waits[-1].queue)
+        (queue,) = (queue for queue in ladder.whole.queues if queue.name == way.waits[-1].queue)
         last = dict(queue.arguments)["x-dead-letter-exchange"]
     theirs = ladder_of_exchange(last, ours)
     assert theirs
@@ -110,7 +110,7 @@ def test_a_message_is_known_by_the_exchange_that_its_last_wait_led_to(ladder, se
 )
 def test_an_exchange_of_the_users_is_no_ladders(exchange):
     assert ladder_of_exchange(exchange, Topology()) is None
-    assert not any(each.owns(exchange) for each in FOREIGN_LADDERS.values())
+    assert not any(ladder.owns(exchange) for ladder in FOREIGN_LADDERS.values())
     assert not CELERY.is_named_in(f"no access to exchange '{exchange}' in vhost '/'")
 
 
@@ -125,7 +125,7 @@ def test_celerys_ladder_is_known_by_the_names_that_kombu_gives_it_with_any_prefi
     ladder = celery(prefix)
 
     assert [ladder.level_name(level) for level in range(-1, 28)] == [delivery, *levels]
-    assert {ladder_of_name(each) for each in (delivery, *levels)} == {ladder}
+    assert {ladder_of_name(name) for name in (delivery, *levels)} == {ladder}
     assert {queue.name for queue in ladder.whole.queues} == set(levels)
     assert ladder.is_named_in(f"no access to exchange '{levels[0]}' in vhost '/'")
 

@@ -153,7 +153,7 @@ def test_what_a_message_passes_is_all_that_it_needs_of_a_ladder(data, ladder, la
     exchanges, queues, bindings = topology.passed(digits, direct=direct)
 
     kept = {*exchanges, *queues, "q"}
-    kept |= {each.name for each in topology.base.exchanges + topology.base.queues}
+    kept |= {part_of_base.name for part_of_base in topology.base.exchanges + topology.base.queues}
     unproven = {topology.level_of(digits), topology.direct_fallback}
     proven = tuple(
         binding

@@ -115,9 +115,9 @@ def test_a_delay_with_a_direct_queue_waits_in_one_place_and_one_without_on_the_l
 def test_a_topology_is_read_back_from_the_name_of_any_part_of_its_ladder(topology):
     digits = topology.ladder.digits(topology.ladder.maximum)
     part = topology.whole + topology.direct_base + topology.direct_queue(digits)
-    for each in (*part.exchanges, *part.queues):
-        if not each.name.startswith(f"{topology.delivery_prefix}."):
-            assert topology_of_name(each.name) == topology
+    for declared in (*part.exchanges, *part.queues):
+        if not declared.name.startswith(f"{topology.delivery_prefix}."):
+            assert topology_of_name(declared.name) == topology
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,8 @@ def test_all_names_and_keys_fit_into_a_short_string():
     names += [queue.name for queue in part.queues]
     keys = [binding.key for binding in part.bindings]
     assert max(len(name.encode()) for name in (*names, *keys)) <= MAX_KEY
-    assert len(part.exchanges) == len({each.name for each in part.exchanges})
-    assert len(part.queues) == len({each.name for each in part.queues})
+    assert len(part.exchanges) == len({exchange.name for exchange in part.exchanges})
+    assert len(part.queues) == len({queue.name for queue in part.queues})
 
 
 @pytest.mark.parametrize(
@@ -395,8 +395,8 @@ def test_a_broker_can_say_that_what_stands_for_a_strange_name_is_missing(letter,
     ]
 
     assert len({*made}) == 3
-    for each in made:
-        assert can_be_denied(each, "v" * 80)
-        assert len(each.encode()) <= 128
+    for made_name in made:
+        assert can_be_denied(made_name, "v" * 80)
+        assert len(made_name.encode()) <= 128
     assert can_be_denied("x" * 255, "v" * 255)
     assert not can_be_denied(letter * 60, "v" * 180)

@@ -9,7 +9,7 @@ import pytest
 
 from kombu_binary_delay.ladder.parts import Part, Queue
 from kombu_binary_delay.routing.commands import Pause
-from kombu_binary_delay.routing.knowledge import SETTLE
+from kombu_binary_delay.routing.knowledge import PAUSE_AFTER_DELETION
 from kombu_binary_delay.routing.router import LOOK_AGAIN
 from tests.routing.test_router import SECOND, Connection
 from tests.simulated_broker import SimulatedBroker
@@ -86,7 +86,7 @@ def test_what_is_deleted_is_back_at_the_next_look_of_who_made_it(broker, setting
         done = len(broker.commands)
         assert reached(connection) == wanted, name
         assert state(broker) == whole, name
-        paused = Pause(SETTLE) in broker.commands[done:]
+        paused = Pause(PAUSE_AFTER_DELETION) in broker.commands[done:]
         assert paused or name not in named, "whoever deletes it may delete more"
 
 

@@ -28,8 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         # Without it, they warn of it.
         os.environ["PYARROW_IGNORE_TIMEZONE"] = "1"
-        for each in OF_OLD_RELEASES:
-            config.addinivalue_line("filterwarnings", each)
+        for warning in OF_OLD_RELEASES:
+            config.addinivalue_line("filterwarnings", warning)
 
 
 @pytest.fixture(scope="session")

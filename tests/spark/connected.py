@@ -99,7 +99,7 @@ writing = (
 )
 despite_a_slow_start(lambda: writing.start(f"{folder}/read-on").awaitTermination())
 
-found = {
+figures = {
     "plan": summary["messages"],
     "passed": all(verdict["passed"] for verdict in held),
     "published": [done.published, done.rejected, done.failed],
@@ -113,4 +113,4 @@ found = {
     "read on": spark.read.schema(s.JOURNAL).parquet(f"{folder}/read-on").count(),
 }
 spark.stop()
-Path(folder, "found.json").write_text(json.dumps(found))
+Path(folder, "figures.json").write_text(json.dumps(figures))

@@ -175,10 +175,10 @@ def test_every_planted_fate_gets_its_verdict(judge):
             s.NOT_PUBLISHED,
         ),
     }
-    receipts = [each[0] for each in planted.values()]
-    events = [event for each in planted.values() for event in each[1]]
-    found = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert found == {name: each[2] for name, each in planted.items()}
+    receipts = [case[0] for case in planted.values()]
+    events = [event for case in planted.values() for event in case[1]]
+    verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
+    assert verdict_of == {name: case[2] for name, case in planted.items()}
 
 
 def revoked(task_id, seconds, **more):
@@ -325,12 +325,12 @@ AMENDED = {
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "each event written twice"])
 def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
     events = [
-        (each[0], name, *each[2:]) for name, (given, _) in AMENDED.items() for each in given * times
+        (row[0], name, *row[2:]) for name, (given, _) in AMENDED.items() for row in given * times
     ]
     verdicts = judge([receipt(name) for name in AMENDED], events).cache()
-    found = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
+    judged = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
     put_off = {name for name in AMENDED if name.startswith("postponed")}
-    assert found == {name: (each[1], name in put_off) for name, each in AMENDED.items()}
+    assert judged == {name: (case[1], name in put_off) for name, case in AMENDED.items()}
     assert summarize(verdicts)["postponed"] == len(put_off)
 
 
@@ -357,12 +357,12 @@ def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judg
         ),
     }
     receipts = [receipt(name) for name in planted]
-    receipts += [each for amended, _, _ in planted.values() for each in amended]
+    receipts += [row for amended, _, _ in planted.values() for row in amended]
     # It was never published.
     receipts.append(amendment("no message", 10))
-    events = [each for _, given, _ in planted.values() for each in given]
-    found = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert found == {name: each[2] for name, each in planted.items()}
+    events = [row for _, given, _ in planted.values() for row in given]
+    verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
+    assert verdict_of == {name: case[2] for name, case in planted.items()}
 
 
 def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignored(judge):
@@ -387,7 +387,7 @@ def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignore
         ),
     }
     receipts = [receipt(name) for name in planted]
-    receipts += [each for amended, *_ in planted.values() for each in amended]
+    receipts += [row for amended, *_ in planted.values() for row in amended]
     events = [
         row for name, (_, at, due, _) in planted.items() for row in arrives(name, at, due=due)
     ]
@@ -426,8 +426,8 @@ def test_what_still_waits_is_not_judged_yet(judge):
 def test_a_receipt_of_a_cancellation_is_of_all_retries(judge):
     events = [*arrives("a", 101), scheduled("a", 150, retries=1, due=200)]
     events += arrives("a", 201, retries=1, due=200)
-    found = judge([receipt("a"), amendment("a", 150)], events).collect()
-    assert {row.retries: row.verdict for row in found} == {0: s.OK, 1: s.RAN_AFTER_CANCEL}
+    verdicts = judge([receipt("a"), amendment("a", 150)], events).collect()
+    assert {row.retries: row.verdict for row in verdicts} == {0: s.OK, 1: s.RAN_AFTER_CANCEL}
 
 
 def test_a_due_time_that_the_broker_refused_does_not_count(judge):
@@ -501,7 +501,7 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
         "lost": ([scheduled("x")], s.LOST_IN_THE_LADDER, 0),
         "ok": ([scheduled("x"), *arrives("x", 101)], s.OK, 0),
     }
-    events = [(each[0], name, *each[2:]) for name, (given, *_) in table.items() for each in given]
+    events = [(row[0], name, *row[2:]) for name, (given, *_) in table.items() for row in given]
     receipts = [
         (*receipt(name)[:5], given[0][6], *receipt(name)[6:]) for name, (given, *_) in table.items()
     ]
@@ -509,9 +509,9 @@ def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judg
     receipts += [receipt("before", due=-100, sent=-200), receipt("sent in 2999", sent=YEAR_2999)]
     events += arrives("sent in 2999", 101)
     verdicts = judge(receipts, events).cache()
-    found = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
-    expected = {name: each[1:] for name, each in table.items()}
-    assert found == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
+    judged = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
+    expected = {name: case[1:] for name, case in table.items()}
+    assert judged == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
     assert summarize(verdicts)["misdated"] == 11
 
 
@@ -565,27 +565,27 @@ def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_ow
     }
     receipts, events = [], []
     for name, (given, happened, _) in table.items():
-        receipts += [(*each[:2], name, *each[3:]) for each in given]
-        events += [(each[0], name, *each[2:]) for each in happened]
-    found = {
+        receipts += [(*row[:2], name, *row[3:]) for row in given]
+        events += [(row[0], name, *row[2:]) for row in happened]
+    verdict_of = {
         row.task_id: ((row.due - at(0).replace(tzinfo=None)).seconds, row.lateness, row.verdict)
         for row in judge(receipts, events).collect()
     }
-    assert found == {name: expected for name, (*_, expected) in table.items()}
+    assert verdict_of == {name: expected for name, (*_, expected) in table.items()}
 
 
 def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
     refused = [(*receipt("a", status=s.REFUSED)[:2], None, *receipt("a")[3:5], None)] * 2
-    refused = [(*each, *receipt("a", status=s.REFUSED)[6:]) for each in refused]
-    found = judge([receipt("a"), *refused], arrives("a", 101)).collect()
-    assert {row.task_id: row.verdict for row in found} == {"a": s.OK}
+    refused = [(*columns, *receipt("a", status=s.REFUSED)[6:]) for columns in refused]
+    verdicts = judge([receipt("a"), *refused], arrives("a", 101)).collect()
+    assert {row.task_id: row.verdict for row in verdicts} == {"a": s.OK}
 
 
 def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):
     events = [*arrives("a", 101), scheduled("a", retries=1, due=200.0)]
     events += arrives("a", 200.5, retries=1, due=200.0)
-    found = {row.retries: row.verdict for row in judge([receipt("a")], events).collect()}
-    assert found == {0: s.OK, 1: s.OK}
+    verdict_of = {row.retries: row.verdict for row in judge([receipt("a")], events).collect()}
+    assert verdict_of == {0: s.OK, 1: s.OK}
 
 
 def test_a_consumer_without_celery_has_its_message_when_it_is_released(judge):
@@ -627,9 +627,9 @@ def test_losses_among_many_are_found_exactly(judge):
             events += arrives(name, 99 if name in early else 100.5)
         if name in twice:
             events += arrives(name, 103)
-    found = judge([receipt(name) for name in names], events)
+    verdicts = judge([receipt(name) for name in names], events)
     by_verdict: dict[str, set[str]] = {}
-    for row in found.collect():
+    for row in verdicts.collect():
         by_verdict.setdefault(row.verdict, set()).add(row.task_id)
     assert by_verdict == {
         s.LOST_IN_THE_LADDER: lost,
@@ -646,7 +646,7 @@ def test_lateness_is_told_by_hour_in_utc_queue_task_and_hops(judge, spark):
         for n in range(1000)
         for row in arrives(f"{n}", 100 + 3600 * (n % 2) + n / 1000, due=100 + 3600 * (n % 2))
     ]
-    events = [(*each[:8], None, *each[9:]) for each in events]
+    events = [(*row[:8], None, *row[9:]) for row in events]
     verdicts = judge(receipts, events).cache()
     groups = {(row.grouping, row.value): row for row in lateness(verdicts).collect()}
     everyone = groups["all", "all"]
@@ -725,5 +725,5 @@ def test_a_negative_time_is_refused(judge, option):
 
 
 def test_the_verdicts_have_the_schema_they_say(judge, spark):
-    found = judge([receipt("a")], arrives("a", 101)).schema
-    assert found.simpleString() == spark.createDataFrame([], s.VERDICTS).schema.simpleString()
+    schema = judge([receipt("a")], arrives("a", 101)).schema
+    assert schema.simpleString() == spark.createDataFrame([], s.VERDICTS).schema.simpleString()

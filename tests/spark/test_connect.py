@@ -63,8 +63,8 @@ def test_a_client_of_spark_connect_plans_publishes_and_audits(server, vhost, tmp
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found == {
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures == {
         "plan": 40,
         "passed": True,
         "published": [40, 1, 0],

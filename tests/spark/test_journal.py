@@ -200,8 +200,8 @@ def test_a_time_before_1900_or_after_9999_is_null_since_spark_and_python_may_ref
         spark.conf.set(mode, before)
     for where in (str(files), path):
         rows = read_journal(spark, where).where("task_id <> 'a'").collect()
-        found = {row.task_id: (row.at.year, row.due and row.due.year) for row in rows}
-        assert found == {name: (1970, 9999 if name == "last" else None) for name in dues}
+        years = {row.task_id: (row.at.year, row.due and row.due.year) for row in rows}
+        assert years == {name: (1970, 9999 if name == "last" else None) for name in dues}
 
 
 @pytest.fixture
@@ -253,7 +253,9 @@ def test_a_query_that_dies_in_the_middle_loses_nothing_and_writes_nothing_twice(
 ):
     write([f"{n}" for n in range(25)], countdown=3600.0)
     query = read_on("table", maxOffsetsPerTrigger="10")
-    assert [each.numInputRows for each in query.recentProgress if each.numInputRows] == [10, 10, 5]
+    assert [
+        progress.numInputRows for progress in query.recentProgress if progress.numInputRows
+    ] == [10, 10, 5]
     write([f"more {n}" for n in range(12)], countdown=3600.0)
     checkpoint, table = tmp_path / "table-checkpoint", tmp_path / "table"
     for folder in (checkpoint, table):
@@ -312,10 +314,10 @@ def test_a_stream_that_has_dropped_what_was_not_read_ends_the_query(spark, drop,
         read_on("table")
     assert offsets(spark, tmp_path / "table") == list(range(10))
     read_on("table", failOnDataLoss="false")
-    found = sorted(row.hops for row in spark.read.parquet(str(tmp_path / "table")).collect())
+    read = sorted(row.hops for row in spark.read.parquet(str(tmp_path / "table")).collect())
     # Not by offsets: RabbitMQ uses some itself, one for each segment of the stream.
-    assert found == [*range(10), *range(found[10], count)]
-    assert found[10] > 10
+    assert read == [*range(10), *range(read[10], count)]
+    assert read[10] > 10
 
 
 def test_an_export_after_events_that_the_stream_has_dropped_is_refused(
@@ -432,8 +434,8 @@ def test_what_is_no_event_is_left_out_and_warned_of_once(vhost, write, caplog):
     end = stream.end()
     assert end == len(bodies) + 3
     rows = [row for batch in stream.rows(0, end) for row in batch.to_pylist()]
-    found = [(row["offset"], row["task_id"]) for row in rows]
-    assert found == [(0, "a"), (end - 2, None), (end - 1, "b")]
+    events = [(row["offset"], row["task_id"]) for row in rows]
+    assert events == [(0, "a"), (end - 2, None), (end - 1, "b")]
     assert caplog.text.count("the event at the offset 1 of the stream kbd.v2.journal") == 1
     assert caplog.text.count("cannot be read") == 1
 
@@ -479,7 +481,7 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
             with pytest.raises(RuntimeError, match=said) as refusal:
                 partitions()
             advice = "go on with another table, or another checkpoint", "export to another table"
-            assert any(each in str(refusal.value) for each in advice)
+            assert any(words in str(refusal.value) for words in advice)
         else:
             [partition] = partitions()
             low, high = partition.value
@@ -496,9 +498,9 @@ def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
 
 
 def test_a_look_that_sees_less_than_was_read_is_no_offset_that_spark_would_keep(monkeypatch):
-    found = {"end": 5}
+    stream = {"end": 5}
     monkeypatch.setattr(_Stream, "start", lambda _: 0)
-    monkeypatch.setattr(_Stream, "end", lambda _: found["end"])
+    monkeypatch.setattr(_Stream, "end", lambda _: stream["end"])
     monkeypatch.setattr(_Stream, "event", lambda _, offset: f"event {offset}")
     monkeypatch.setattr(_Stream, "_may_have", lambda _, offset, event: event == f"event {offset}")
     reader = JournalSource({"broker": "amqp://nobody//"}).streamReader(StructType())
@@ -512,10 +514,10 @@ def test_a_look_that_sees_less_than_was_read_is_no_offset_that_spark_would_keep(
 
     read = latest({"offset": 0, "last": None})
     assert read == {"offset": 5, "last": "event 4"} == latest(read)
-    found["end"] = 4
+    stream["end"] = 4
     with pytest.raises(RuntimeError, match="was read up to the offset 5, and now ends at 4"):
         latest(read)
-    found["end"] = 7
+    stream["end"] = 7
     assert latest(read) == {"offset": 7, "last": "event 6"}
 
 

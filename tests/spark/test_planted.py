@@ -78,16 +78,16 @@ KINDS: list[tuple[str, int | None, str, list[Event]]] = [
     ),
 ]
 #: The kinds that have a receipt of a cancellation, too.
-CANCELLED = [n for n, each in enumerate(KINDS) if each[0] in (s.TAKEN_BACK, s.RAN_AFTER_CANCEL)]
+CANCELLED = [n for n, kind in enumerate(KINDS) if kind[0] in (s.TAKEN_BACK, s.RAN_AFTER_CANCEL)]
 #: And those of a rescheduling.
-RESCHEDULED = [n for n, each in enumerate(KINDS) if each[0] == s.RESCHEDULE_IGNORED]
+RESCHEDULED = [n for n, kind in enumerate(KINDS) if kind[0] == s.RESCHEDULE_IGNORED]
 
 
 def tasks_of(spark: SparkSession) -> DataFrame:
     """Tasks of which three of four have one key prefix and queue, and are due at one moment."""
     spot = F.pmod(F.hash("id"), F.lit(SHARE))
     crowd = F.col("id") % 4 > 0
-    special = of_kind("kind", [F.lit(each[1]) for each in KINDS])
+    special = of_kind("kind", [F.lit(kind[1]) for kind in KINDS])
     return (
         spark.range(TASKS)
         .withColumn("kind", F.when(spot < len(KINDS), spot).otherwise(0))
@@ -119,7 +119,7 @@ def receipts_of(tasks: DataFrame) -> DataFrame:
         F.lit(0).alias("partition"),
         # Some parts of the table are of two attempts of one Spark task, the later with its time.
         F.explode(attempts).alias("attempt"),
-        of_kind("kind", [F.lit(each[2]) for each in KINDS]).alias("status"),
+        of_kind("kind", [F.lit(kind[2]) for kind in KINDS]).alias("status"),
         F.lit(None).cast("string").alias("detail"),
         F.lit(s.PUBLISH).alias("action"),
         "kind",
@@ -135,7 +135,7 @@ def receipts_of(tasks: DataFrame) -> DataFrame:
         made.unionByName(twice)
         .unionByName(cancelled)
         .unionByName(rescheduled)
-        .select(*(each.split()[0] for each in s.RECEIPTS.split(", ")))
+        .select(*(column.split()[0] for column in s.RECEIPTS.split(", ")))
     )
 
 
@@ -161,7 +161,7 @@ def journal_of(tasks: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("state"),
     )
     # Some kinds have no further event.
-    arrays = of_kind("kind", [happened(each[3] or [("", 0, 0, None)]) for each in KINDS])
+    arrays = of_kind("kind", [happened(kind[3] or [("", 0, 0, None)]) for kind in KINDS])
     others = (
         tasks.withColumn("what", F.explode(arrays))
         .where("what.event != ''")
@@ -221,7 +221,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark, tmp_path):
     ).where("task_id != 'last'")
     judged.write.parquet(str(tmp_path / "verdicts"))
     verdicts = spark.read.parquet(str(tmp_path / "verdicts"))
-    wanted = of_kind("kind", [F.lit(each[0]) for each in KINDS])
+    wanted = of_kind("kind", [F.lit(kind[0]) for kind in KINDS])
     pairs = (
         tasks.select("task_id", "kind", wanted.alias("wanted"))
         .join(verdicts, "task_id", "full")
@@ -237,8 +237,8 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark, tmp_path):
     assert {row.wanted for row in pairs} == set(s.VERDICT_NAMES)
     summary = summarize(verdicts)
     sizes = {kind: sum(row["count"] for row in pairs if row.kind == kind) for kind in range(99)}
-    put_off = [n for n, each in enumerate(KINDS) if any(s.POSTPONED in event for event in each[3])]
-    in_2999 = [n for n, each in enumerate(KINDS) if any(IN_2999 in event for event in each[3])]
+    put_off = [n for n, kind in enumerate(KINDS) if any(s.POSTPONED in event for event in kind[3])]
+    in_2999 = [n for n, kind in enumerate(KINDS) if any(IN_2999 in event for event in kind[3])]
     assert summary["postponed"] == sum(sizes[kind] for kind in put_off)
     assert summary["misdated"] == sum(sizes[kind] for kind in in_2999)
     assert not summary["passed"]

@@ -29,8 +29,8 @@ def prepared(df, **options):
 def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spark):
     keys = ["a", "", "42", "ключ", "a\x00b", "'", "x" * 1000]
     df = rows(spark, *[(key, "t", SOON) for key in keys])
-    found = {row.key: row.task_id for row in prepared(df).collect()}
-    assert found == {key: task_id("job", key) for key in keys}
+    ids = {row.key: row.task_id for row in prepared(df).collect()}
+    assert ids == {key: task_id("job", key) for key in keys}
     assert task_id("job", "a") != task_id("other", "a")
 
 
@@ -60,8 +60,8 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
-    [found] = prepared(rows(spark, row)).collect()
-    assert found.reason == reason
+    [prepared_row] = prepared(rows(spark, row)).collect()
+    assert prepared_row.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
 def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes_nearer(
     spark, row, later, reason
 ):
-    [found] = prepared(rows(spark, row), horizon=80_000).collect()
-    assert (found.later, found.reason) == (later, reason)
+    [prepared_row] = prepared(rows(spark, row), horizon=80_000).collect()
+    assert (prepared_row.later, prepared_row.reason) == (later, reason)
 
 
 def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
     df = rows(spark, ("a", "t", SOON)).withColumn("expires", F.timestamp_micros(F.lit(10**18)))
-    [found] = prepared(df).collect()
-    assert found.reason == "expires outside of the years 1900 to 9999"
+    [prepared_row] = prepared(df).collect()
+    assert prepared_row.reason == "expires outside of the years 1900 to 9999"
 
 
 def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
@@ -111,10 +111,10 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
         ("1", None, None, '{"eta": null}'): "headers has 'eta', which is set by the row",
     }
     rows = [(f"{number}", "t", *row) for number, row in enumerate(given)]
-    found = prepared(spark.createDataFrame(rows, f"{names}, headers string")).collect()
-    reasons = {int(row.key): row.reason for row in found}
+    prepared_rows = prepared(spark.createDataFrame(rows, f"{names}, headers string")).collect()
+    reasons = {int(row.key): row.reason for row in prepared_rows}
     assert reasons == dict(enumerate(given.values()))
-    assert [(row.countdown, row.priority) for row in found if row.key == "0"] == [(60.0, 5)]
+    assert [(row.countdown, row.priority) for row in prepared_rows if row.key == "0"] == [(60.0, 5)]
 
 
 def test_text_that_is_not_utf_8_is_a_reason_whatever_the_row_does(spark):
@@ -146,8 +146,8 @@ def test_text_that_is_not_utf_8_is_a_reason_whatever_the_row_does(spark):
         cells = {**good, "key": f"'{number}'", "action": f"'{action}'"}
         cells |= {name: bad[name]} if name in bad else {}
         rows.append("select " + ", ".join(f"{cell} {column}" for column, cell in cells.items()))
-    found = prepared(spark.sql(" union all ".join(rows))).collect()
-    assert sorted(str(row.reason) for row in found) == sorted(map(str, given.values()))
+    prepared_rows = prepared(spark.sql(" union all ".join(rows))).collect()
+    assert sorted(str(row.reason) for row in prepared_rows) == sorted(map(str, given.values()))
 
 
 @pytest.mark.usefixtures("local_times")
@@ -170,8 +170,8 @@ def test_text_is_read_as_a_time_if_it_has_a_date(spark):
     rows = [(f"{number:02}", "t", *row) for number, row in enumerate(given)]
     names = "key string, task string, action string, eta string, expires string"
     df = spark.createDataFrame(rows, names)
-    found = prepared(df, ladder=Ladder.default()).orderBy("key").collect()
-    assert [(row.due, row.reason) for row in found] == [
+    prepared_rows = prepared(df, ladder=Ladder.default()).orderBy("key").collect()
+    assert [(row.due, row.reason) for row in prepared_rows] == [
         (due and round(due.timestamp() * 1_000_000), reason) for due, reason in given.values()
     ]
 
@@ -194,14 +194,14 @@ def test_an_amendment_needs_less_than_a_task_and_says_what_it_lacks(spark):
     }
     rows = [(f"{number}", *row) for number, row in enumerate(given)]
     rows += [("twice", "cancel", None, None, None), ("twice", "publish", SOON, None, None)]
-    found = prepared(spark.createDataFrame(rows, names), horizon=60).collect()
-    reasons = {row.key: row.reason for row in found if row.key != "twice"}
-    assert reasons == {f"{number}": each for number, each in enumerate(given.values())}
-    assert {row.key for row in found if row.later} == {"8", "9"} | {"twice"}
+    prepared_rows = prepared(spark.createDataFrame(rows, names), horizon=60).collect()
+    reasons = {row.key: row.reason for row in prepared_rows if row.key != "twice"}
+    assert reasons == {f"{number}": reason for number, reason in enumerate(given.values())}
+    assert {row.key for row in prepared_rows if row.later} == {"8", "9"} | {"twice"}
     # The countdown of a cancellation would begin again.
-    dues = {row.key: row.due for row in found}
+    dues = {row.key: row.due for row in prepared_rows}
     assert (dues["1"], dues["2"]) == (round(past.timestamp() * 1_000_000), None)
-    twice = sorted(row.reason for row in found if row.key == "twice")
+    twice = sorted(row.reason for row in prepared_rows if row.key == "twice")
     assert twice == ["the key is not unique", "the key is not unique; no task is named"]
 
 
@@ -227,14 +227,14 @@ def test_columns_are_found_in_whichever_case_and_with_dots_in_the_key(spark):
     )
     [row] = prepared(df, columns={"key": "k.x"}).collect()
     assert row.reason is None
-    found = (row.key, row.task, row.countdown, row.args, row.queue, row.priority)
-    assert found == ("7", "t", 60.0, "[1]", "mail", 3)
+    cells = (row.key, row.task, row.countdown, row.args, row.queue, row.priority)
+    assert cells == ("7", "t", 60.0, "[1]", "mail", 3)
 
 
 def test_no_row_of_a_doubled_key_is_taken(spark):
     df = rows(spark, ("a", "t", SOON), ("b", "t", SOON), ("a", "t", SOON))
-    found = sorted((row.key, row.reason) for row in prepared(df).where("key = 'a'").collect())
-    assert found == [("a", "the key is not unique")] * 2
+    reasons = sorted((row.key, row.reason) for row in prepared(df).where("key = 'a'").collect())
+    assert reasons == [("a", "the key is not unique")] * 2
     assert prepared(df).where("reason is null").count() == 1
 
 
@@ -294,8 +294,10 @@ def test_a_row_that_contradicts_itself_is_rejected(spark):
         ("c", "t", SOON, None, "mail", "news"),
         ("d", "t", SOON, None, "mail", None),
     ]
-    found = {row.key: row.reason for row in prepared(spark.createDataFrame(given, names)).collect()}
-    assert found == {
+    reasons = {
+        row.key: row.reason for row in prepared(spark.createDataFrame(given, names)).collect()
+    }
+    assert reasons == {
         "a": "expires before it is due",
         "b": None,
         "c": "both queue and exchange",

@@ -71,11 +71,11 @@ def waiting(vhost, count):
     """Count the messages on the ladder; quorum queues report their length every 5 s."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        found = sum(row.get("messages", 0) for row in vhost.queues())
-        if found >= count:
-            return found
+        count_now = sum(row.get("messages", 0) for row in vhost.queues())
+        if count_now >= count:
+            return count_now
         time.sleep(0.2)
-    return found
+    return count_now
 
 
 def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_published_first(
@@ -294,8 +294,8 @@ def test_a_table_cancels_and_reschedules_what_the_job_has_published(
         ("never", "the key has been cancelled in this job"): 1,
     }
     # One receipt for each that was done, with what is known of its due time.
-    found = read(spark, receipts).where("action <> 'publish'").collect()
-    assert Counter((row.key, row.action, row.due, row.status) for row in found) == {
+    recorded = read(spark, receipts).where("action <> 'publish'").collect()
+    assert Counter((row.key, row.action, row.due, row.status) for row in recorded) == {
         ("key-0", s.CANCEL, first["key-0"], s.RECORDED): 1,
         ("never", s.CANCEL, None, s.RECORDED): 1,
         ("key-1", s.RESCHEDULE, to_local(FAR + hour), s.RECORDED): 1,
@@ -310,10 +310,10 @@ def test_a_table_cancels_and_reschedules_what_the_job_has_published(
         reasons = {}
         for key in ("key-0", "key-1", "key-3", "key-4", "never", "new"):
             headers = {"task": "shop.remind", "id": task_id("job", key)}
-            found = amendments.memory.judge(
+            judgement = amendments.memory.judge(
                 {"application_headers": headers}, time.time_ns() // 1_000_000
             )
-            reasons[key] = found and found.reason
+            reasons[key] = judgement and judgement.reason
     cancelled = dict.fromkeys(("key-0", "key-4", "never"), "cancelled")
     assert reasons == {**cancelled, "key-1": "postponed", "key-3": None, "new": None}
 

@@ -83,8 +83,8 @@ def test_a_plan_within_its_limits_exits_with_0_and_beyond_with_1(tool, reminders
         ("report PATH --output hdfs:/report.html", "'hdfs:/report.html' is not on this"),
         ("-A shop spark publish PATH --job-id j --receipts r", "name it after 'publish', with"),
         *(
-            (f"-A shop spark {each}", "the app is named before 'spark', where it does not count")
-            for each in ("journal-export --output j", "plan PATH", "report PATH --output o")
+            (f"-A shop spark {options}", "the app is named before 'spark', where it does not count")
+            for options in ("journal-export --output j", "plan PATH", "report PATH --output o")
         ),
         ("journal-export -b amqp://shop:hunter2/x@rabbit// --output j", "percent-encoded"),
         ("audit --journal amqp://shop:hunter2/x@b// --output o", "percent-encoded"),
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
     tool, reminders, tmp_path, monkeypatch, given, words
 ):
     monkeypatch.chdir(tmp_path)
-    result = tool(*(reminders if each == "PATH" else each for each in given.split()))
+    result = tool(*(reminders if word == "PATH" else word for word in given.split()))
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
     assert "hunter" not in result.output
@@ -248,8 +248,8 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     spark.createDataFrame(events, s.JOURNAL).write.parquet(journal)
     given = ["--receipts", receipts, "--journal", journal, "--output", output]
     assert tool("audit", *given, "--job-id", "job-1").exit_code == 1
-    found = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
-    assert {row.task_id: row.verdict for row in found} == {"i1": s.LOST_IN_THE_LADDER}
+    verdicts = spark.read.schema(s.VERDICTS).parquet(f"{output}/verdicts").collect()
+    assert {row.task_id: row.verdict for row in verdicts} == {"i1": s.LOST_IN_THE_LADDER}
     # A mistyped job.
     result = tool("audit", *given, "--job-id", "job-3")
     assert result.exit_code == 1

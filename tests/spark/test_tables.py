@@ -159,7 +159,7 @@ def test_a_table_of_files_keeps_what_was_written(spark, tmp_path, form):
     rows = spark.createDataFrame([row], s.RECEIPTS)
     append(rows, place)
     append(rows, place)
-    assert [tuple(each) for each in read(spark, place, s.RECEIPTS).collect()] == [row, row]
+    assert [tuple(receipt) for receipt in read(spark, place, s.RECEIPTS).collect()] == [row, row]
     merge(rows, place, ["job_id", "key"])
     assert read(spark, place).count() == 1
 
@@ -171,8 +171,8 @@ def test_what_keeps_no_types_is_read_and_not_written(spark, tmp_path, form):
     with pytest.raises(ValueError, match=f"is for input only: {form} keeps no types"):
         append(rows, place)
     rows.write.format(form).option("header", "true").save(f"{tmp_path}/rows")
-    found = read(spark, place).select("key", "countdown").collect()
-    assert [tuple(row) for row in found] == [("a", "1.5")]
+    cells = read(spark, place).select("key", "countdown").collect()
+    assert [tuple(row) for row in cells] == [("a", "1.5")]
 
 
 def test_a_row_of_json_that_is_cut_off_is_not_missed_in_silence(spark, tmp_path):
@@ -207,8 +207,10 @@ def to_json(rows):
     """Arguments as JSON itself, and no names of what a row has not."""
     lines = []
     for row in rows:
-        given = {name: each for name, each in zip(NAMES, row, strict=True) if each is not None}
-        given |= {each: json.loads(given[each]) for each in ("args", "kwargs") if each in given}
+        given = {name: value for name, value in zip(NAMES, row, strict=True) if value is not None}
+        given |= {
+            column: json.loads(given[column]) for column in ("args", "kwargs") if column in given
+        }
         lines.append(json.dumps(given))
     return "\n".join(lines)
 
@@ -217,8 +219,8 @@ def to_json(rows):
 def test_values_in_text_files_are_taken_as_they_are_written(spark, tmp_path, form, text):
     (tmp_path / "rows").write_text(text((*row, "t", None) for row in WRITTEN))
     rows = read(spark, f"{form}:{tmp_path}/rows")
-    found = prepare(rows, job_id="j", ladder=Ladder.default()).orderBy("key").collect()
-    for row, (given, expected) in zip(found, WRITTEN.items(), strict=True):
+    prepared = prepare(rows, job_id="j", ladder=Ladder.default()).orderBy("key").collect()
+    for row, (given, expected) in zip(prepared, WRITTEN.items(), strict=True):
         countdown, eta, reason = expected
         key, args, kwargs, queue, *_ = given
         assert (row.key, row.queue, row.reason) == (key, queue, reason)
@@ -242,10 +244,10 @@ def test_a_csv_row_of_too_few_or_too_many_cells_is_rejected_with_its_text(spark,
     lines = ("key,task,queue,countdown,x", "a,t,,60,", "b,t,", "c,t,q,60,,", "d,t,q,60,more", "e,t")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     rows = read(spark, f"csv:{tmp_path}/rows.csv")
-    found = prepare(rows, job_id="j", ladder=Ladder.default()).collect()
+    prepared = prepare(rows, job_id="j", ladder=Ladder.default()).collect()
     cut = [(None, f"the row cannot be read: {line}") for line in ("b,t,", "c,t,q,60,,", "e,t")]
     expected = [("a", None), ("d", None), *cut]
-    assert Counter((row.key, row.reason) for row in found) == Counter(expected)
+    assert Counter((row.key, row.reason) for row in prepared) == Counter(expected)
     # Spark must not leave out what says so, however little is asked for.
     assert {row.key for row in rows.select("key").collect()} == {"a", "d", None}
     with pytest.raises(SPARK_ERRORS, match=r"(?s)rows\.csv.*Malformed CSV record: b,t,"):
@@ -354,8 +356,8 @@ def test_times_in_parquet_have_statistics_unless_the_session_wants_another_type(
     rows = spark.createDataFrame([(DUE,)], "due timestamp").coalesce(1)
 
     def has_statistics():
-        found = [pq.read_metadata(file).row_group(0).column(0) for file in folder.glob(files)]
-        return sorted(each.statistics.has_min_max for each in found)
+        columns = [pq.read_metadata(file).row_group(0).column(0) for file in folder.glob(files)]
+        return sorted(column.statistics.has_min_max for column in columns)
 
     write(rows, place)
     assert has_statistics() == [True]
@@ -379,10 +381,10 @@ def test_jobs_that_append_to_one_folder_lose_nothing(spark, tmp_path):
             append(rows, place)
 
     jobs = [threading.Thread(target=job) for _ in range(3)]
-    for each in jobs:
-        each.start()
-    for each in jobs:
-        each.join()
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join()
     assert read(spark, place).count() == 3 * 5 * 100
 
 
@@ -406,9 +408,9 @@ def test_a_table_that_is_missing_is_no_traceback_in_sparks_log(spark, logged, tm
     table = Place("parquet", f"{tmp_path}/new")
     assert existing(spark, table, "id bigint") is None
     append(spark.range(3), table)
-    found = existing(spark, table, "id bigint")
-    assert found is not None
-    assert found.count() == 3
+    existing_table = existing(spark, table, "id bigint")
+    assert existing_table is not None
+    assert existing_table.count() == 3
     assert "FileNotFoundException" not in logged.toString()
 
 

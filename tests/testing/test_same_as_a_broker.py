@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import _state, signals
+from celery._state import _set_current_app, get_current_app
 from celery.contrib.testing.worker import start_worker
 
 from kombu_binary_delay.testing import Delayed
@@ -36,11 +37,11 @@ def as_it_was() -> Iterator[None]:
     def leave_logging_alone(**_: Any) -> None:
         pass
 
-    current, default = _state._get_current_app(), _state.default_app
+    current, default = get_current_app(), _state.default_app
     signals.setup_logging.connect(leave_logging_alone)
     yield
     signals.setup_logging.disconnect(leave_logging_alone)
-    _state._set_current_app(current)
+    _set_current_app(current)
     _state.set_default_app(default)
 
 

@@ -57,7 +57,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, or mo
         (UnicodeEncodeError("ascii", "\u2192", 0, 1, "why"), 2),
         (UnicodeEncodeError("idna", "\xff", 0, 1, "why"), 4),
     ],
-    ids=lambda each: type(each).__name__,
+    ids=lambda value: type(value).__name__,
 )
 def test_each_error_has_its_exit_code_and_is_said_in_words_or_as_json(raised, code):
     @click.command()
@@ -177,7 +177,7 @@ def test_a_file_is_written_in_utf_8_and_replaced_as_a_whole_or_not_at_all(
     assert code or "\N{HORIZONTAL ELLIPSIS}" in written
     assert file.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o640
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["ladder", "real"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder", "real"]
 
 
 def test_a_device_is_written_to_and_not_replaced():
@@ -276,7 +276,7 @@ def test_what_is_to_be_made_has_the_ladder_for_urgent_messages_on_releases_that_
         return "-urgent.level-00" in done.output
 
     formats = ["definitions", "terraform", "kubernetes"]
-    assert [has_it(each) for each in formats] == [release in {"4.0", "4.2.1"}] * 3
+    assert [has_it(format_) for format_ in formats] == [release in {"4.0", "4.2.1"}] * 3
 
 
 @pytest.mark.parametrize("format_", ["definitions", "terraform", "kubernetes"])
@@ -312,7 +312,7 @@ def test_without_docstrings_the_command_and_its_help_are_the_same():
 
     assert shown == without
     assert len(shown) > len(binary_delay.commands)
-    assert all("\n\n  " in each for each in shown)
+    assert all("\n\n  " in text for text in shown)
 
 
 def test_a_signal_that_the_program_handles_is_left_to_it():

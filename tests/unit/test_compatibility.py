@@ -58,7 +58,8 @@ def test_every_rabbitmq_and_every_celery_that_tox_crosses_is_recorded(runs):
     crossed = re.search(r"py\{([\d,]+)\}-celery\{([\d,]+)\}-rabbitmq\{([\d,]+)\}", env_list)
     assert crossed
     pythons, celeries, rabbitmqs = (
-        {f"{each[0]}.{each[1:]}" for each in group.split(",")} for group in crossed.groups()
+        {f"{version[0]}.{version[1:]}" for version in group.split(",")}
+        for group in crossed.groups()
     )
 
     def recorded(what):

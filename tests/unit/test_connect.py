@@ -94,11 +94,11 @@ def test_an_apps_own_user_password_virtual_host_and_port_count_as_in_celery(conf
     for connection in (target.plain(), target.delaying(), app.connection_for_write()):
         connection.transport  # noqa: B018 - ours reads the URL when it is made
         assert (connection.hostname or "localhost") == host
-        found = connection.userid, connection.password, connection.virtual_host, connection.port
+        account = connection.userid, connection.password, connection.virtual_host, connection.port
         if expected is None:
-            assert found[1]() == "fresh"
+            assert account[1]() == "fresh"
         else:
-            assert found == expected
+            assert account == expected
     assert "secret" not in repr(target)
     elsewhere = Target.of(app, "amqp://other", None, {}).plain()
     assert (elsewhere.userid, elsewhere.virtual_host) == (None, "/"), "a URL that is given counts"
@@ -122,7 +122,7 @@ class Late:
 
 
 @pytest.mark.parametrize(
-    ("connection", "url", "found"),
+    ("connection", "url", "expected"),
     [
         (connected(), None, ("http://rabbit:15672", "us:er", "p@ss")),
         (connected(ssl=True), None, ("https://rabbit:15671", "us:er", "p@ss")),
@@ -135,11 +135,11 @@ class Late:
     ],
 )
 def test_the_management_api_is_found_beside_the_broker_or_where_it_is_said_to_be(
-    connection, url, found
+    connection, url, expected
 ):
     management = Management.of(connection, url)
 
-    assert (management.url, management.user, management.password) == found
+    assert (management.url, management.user, management.password) == expected
 
 
 def test_the_authority_that_the_app_trusts_counts_for_the_management_api_too(tmp_path):
@@ -201,9 +201,9 @@ def test_what_is_no_broker_of_ours_is_refused_and_no_password_repeated(url, word
     done = CliRunner().invoke(binary_delay, ["-b", url, "status"])
     moved = CliRunner().invoke(binary_delay, ["transfer", "--to-broker", url])
 
-    for each in (done, moved):
-        assert (each.exit_code, words in " ".join(each.output.split())) == (2, True)
-        assert not [part for part in ("hush", "hu", "sh@") if part in each.output.lower()]
+    for result in (done, moved):
+        assert (result.exit_code, words in " ".join(result.output.split())) == (2, True)
+        assert not [part for part in ("hush", "hu", "sh@") if part in result.output.lower()]
 
 
 @pytest.mark.parametrize(

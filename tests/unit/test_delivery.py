@@ -94,10 +94,10 @@ def grave(topology: Topology, snapshot: Snapshot) -> list[Any]:
 def test_a_way_to_an_exchange_leads_to_its_queues_by_name_too(exchange):
     users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset(BOUND))
     led = ways(TOPOLOGY, users, [], [exchange])
-    for each in BOUND:
-        if each.source == exchange:
-            relay = TOPOLOGY.queue_relay(each.destination).bindings
-            straight = TOPOLOGY.to_queue(each.destination).bindings
+    for binding in BOUND:
+        if binding.source == exchange:
+            relay = TOPOLOGY.queue_relay(binding.destination).bindings
+            straight = TOPOLOGY.to_queue(binding.destination).bindings
             assert set(led.bindings).issuperset(straight) or set(led.bindings).issuperset(relay)
 
 
@@ -144,10 +144,12 @@ def test_a_binding_too_many_is_named_and_mended(put, severity, words):
         (gone if put[0].source == gone.exchanges[0].name else Part()) + Part((), (), tuple(put)),
     )
 
-    found = grave(TOPOLOGY, snapshot)
+    differences = grave(TOPOLOGY, snapshot)
 
-    assert {(each.severity, words in each.found) for each in found} == {(severity, True)}
-    assert all("'verify --fix'" in each.remedy for each in found)
+    assert {(difference.severity, words in difference.found) for difference in differences} == {
+        (severity, True)
+    }
+    assert all("'verify --fix'" in difference.remedy for difference in differences)
     assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
 
 
@@ -159,9 +161,9 @@ def test_a_queue_that_may_refuse_is_named_unless_a_relay_takes_precedence(queue,
     users = Snapshot(USERS["exchanges"], USERS["queues"], frozenset())
     snapshot = with_part(users, TOPOLOGY.whole + TOPOLOGY.to_queue(queue))
 
-    (found,) = grave(TOPOLOGY, snapshot)
+    (fault,) = grave(TOPOLOGY, snapshot)
 
-    assert (found.severity, why in found.found) == ("error", True)
+    assert (fault.severity, why in fault.found) == ("error", True)
     assert not grave(TOPOLOGY, mended(TOPOLOGY, snapshot))
     assert not grave(TOPOLOGY, with_part(whole(), TOPOLOGY.to_queue(queue)))
 
@@ -174,9 +176,9 @@ def test_a_refusing_queue_that_one_binding_leads_to_straight_keeps_its_relay_for
     ]
     snapshot = with_part(snapshot, Part(bindings=led[1]), led[0])
 
-    (found,) = grave(TOPOLOGY, snapshot)
+    (fault,) = grave(TOPOLOGY, snapshot)
 
-    assert (found.severity, found.what) == ("error", "binding from mails to full")
+    assert (fault.severity, fault.what) == ("error", "binding from mails to full")
     again = mended(TOPOLOGY, snapshot)
     assert again.bindings == snapshot.bindings - {*led[1]} | {*led[0]}
     assert not grave(TOPOLOGY, again)
@@ -200,9 +202,9 @@ def test_a_queue_that_mirrors_lead_to_straight_and_by_its_relay_is_named_and_men
     part = TOPOLOGY.queue_relay("mail") + Part(bindings=by_relay)
     snapshot = with_part(whole(), part, () if same else straight)
 
-    (found,) = grave(TOPOLOGY, snapshot)
+    (fault,) = grave(TOPOLOGY, snapshot)
 
-    assert (found.severity, "twice" in found.causes) == ("error" if same else "warning", True)
+    assert (fault.severity, "twice" in fault.causes) == ("error" if same else "warning", True)
     again = mended(TOPOLOGY, snapshot)
     assert not grave(TOPOLOGY, again)
     assert again.bindings.issuperset(straight)
@@ -212,9 +214,9 @@ def test_a_queue_that_mirrors_lead_to_straight_and_by_its_relay_is_named_and_men
 def test_what_somebody_has_bound_to_see_all_that_is_delivered_is_named_and_left():
     snapshot = with_part(whole(), Part((), (), (Binding(TOPOLOGY.delivery, "mail", "#"),)))
 
-    (found,) = grave(TOPOLOGY, snapshot)
+    (fault,) = grave(TOPOLOGY, snapshot)
 
-    assert (found.severity, found.stale, "only there" in found.causes) == ("error", (), True)
+    assert (fault.severity, fault.stale, "only there" in fault.causes) == ("error", (), True)
 
 
 @given(st.data())
@@ -225,7 +227,7 @@ def test_whatever_is_taken_from_or_bound_beside_the_transport_is_found_and_mende
     now = data.draw(st.sets(st.sampled_from(BOUND)))
     snapshot = whole(topology, tuple(before))
     mirrors = sorted(
-        (each for each in snapshot.bindings - set(topology.whole.bindings) - before), key=repr
+        (binding for binding in snapshot.bindings - set(topology.whole.bindings) - before), key=repr
     )
     lost = data.draw(st.sets(st.sampled_from(mirrors))) if mirrors else set()
     snapshot = replace(snapshot, bindings=snapshot.bindings - before - lost | now)

@@ -6,15 +6,15 @@ from dev.demo_count import Accounts, Spread
 
 
 def accounts(text: str) -> Accounts:
-    found = Accounts(due={"a": 10.0, "b": 20.0, "c": 30.0, "far": 99999.0}, far={"far"})
-    found.read(text)
-    return found
+    counted = Accounts(due={"a": 10.0, "b": 20.0, "c": 30.0, "far": 99999.0}, far={"far"})
+    counted.read(text)
+    return counted
 
 
 def test_all_is_well_when_each_task_came_once_and_not_before_it_was_due() -> None:
-    found = accounts("a 10.1\nb 20.0\nc 32\n")
-    assert (found.missing, found.duplicated, found.early) == (0, 0, 0)
-    assert found.lateness({"c"}) == Spread((2.0,))
+    counted = accounts("a 10.1\nb 20.0\nc 32\n")
+    assert (counted.missing, counted.duplicated, counted.early) == (0, 0, 0)
+    assert counted.lateness({"c"}) == Spread((2.0,))
 
 
 def test_what_did_not_come_is_missing_and_what_is_due_later_is_not() -> None:
@@ -22,9 +22,9 @@ def test_what_did_not_come_is_missing_and_what_is_due_later_is_not() -> None:
 
 
 def test_a_second_arrival_is_a_duplicate_and_the_first_one_counts() -> None:
-    found = accounts("a 11\na 50\na 60\n")
-    assert found.duplicated == 2
-    assert found.lateness() == Spread((1.0,))
+    counted = accounts("a 11\na 50\na 60\n")
+    assert counted.duplicated == 2
+    assert counted.lateness() == Spread((1.0,))
 
 
 def test_an_arrival_before_the_due_time_is_early() -> None:

@@ -16,10 +16,12 @@ LONG = "x" * 90
 
 
 def shown(remedy: str) -> list[str]:
-    found = Difference("error", "policy limit", "it matches the ladder", "messages leave", remedy)
+    difference = Difference(
+        "error", "policy limit", "it matches the ladder", "messages leave", remedy
+    )
     drawn = io.StringIO()
     Console(file=drawn, width=60).print(
-        output._difference(found, set()),  # noqa: SLF001 - as it draws each
+        output._difference(difference, set()),  # noqa: SLF001 - as it draws each
         crop=False,
     )
     return [line.strip() for line in drawn.getvalue().splitlines()]

@@ -32,8 +32,8 @@ def test_a_task_is_revoked_while_it_is_received_and_the_set_stays_as_it_is(revok
     def receive() -> None:
         seen.append("task" in revoked)
         # Another greenlet hears that the same task is revoked, and others.
-        for each in ("task", *map(str, range(5))):
-            revoked.add(each)
+        for id_ in ("task", *map(str, range(5))):
+            revoked.add(id_)
         seen.append("task" in revoked)
         revoked.discard("task")
         thread = threading.Thread(target=lambda: seen.append("task" in revoked))

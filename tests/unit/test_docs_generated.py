@@ -102,16 +102,16 @@ def test_a_part_without_an_end_is_an_error():
 
 def headlines():
     """Return the figures that README begins with, as it has them, from the recorded runs."""
-    found = []
+    figures = []
     for run in ("burst", "burst-on-4.3"):
         ours, native = (figure(run, row, "p99") for row in ("ours", "celery-native"))
         share = 100 * figure(run, "ours", "cpu_us", "ratio")
-        found += [f"{share:.0f} %", f"{ours:.0f} ms", f"{native / 1000:.0f} s"]
+        figures += [f"{share:.0f} %", f"{ours:.0f} ms", f"{native / 1000:.0f} s"]
     killed = [row for row in runs() if row["scenario"] in KILLED]
     lost, early, confirmed = (
-        sum(row[each] for row in killed) for each in ("lost", "early", "confirmed")
+        sum(row[column] for row in killed) for column in ("lost", "early", "confirmed")
     )
-    return [*found, f"{lost} lost and {early} early", f"{confirmed:,} confirmed"]
+    return [*figures, f"{lost} lost and {early} early", f"{confirmed:,} confirmed"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

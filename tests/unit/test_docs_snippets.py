@@ -40,15 +40,15 @@ def blocks(*languages):
 
 def commands():
     """Return each command that a reader is shown, with its page."""
-    found = []
+    shown = []
     for page, text in blocks("console", "sh", "bash", "text"):
         joined = re.sub(r"\\\n>?\s*", "", text)
-        found += [
+        shown += [
             (page, END.split(line.removeprefix("$ "))[0].strip())
             for line in joined.splitlines()
             if line.startswith(("$ ", "kombu-binary-delay spark "))
         ]
-    return found
+    return shown
 
 
 def submitted():
@@ -58,9 +58,9 @@ def submitted():
         r"^spark-submit .*main(?:__)?\.py (.*)|^SPARK_REMOTE=\S+ (.*)", re.MULTILINE
     )
     return [
-        (page, f"kombu-binary-delay spark {found[1]}" if found[1] else found[2])
+        (page, f"kombu-binary-delay spark {submit[1]}" if submit[1] else submit[2])
         for page, text in texts.items()
-        for found in submits.finditer(text)
+        for submit in submits.finditer(text)
     ]
 
 
@@ -206,8 +206,8 @@ def test_the_dag_of_a_page_runs_its_commands_in_order_and_the_tool_takes_them(
     words = [sys.executable, "-c", script, str(file)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    [found] = re.findall(r"^found: (.*)$", done.stdout, re.MULTILINE)
-    most, catches_up, tasks = json.loads(found)
+    [printed] = re.findall(r"^found: (.*)$", done.stdout, re.MULTILINE)
+    most, catches_up, tasks = json.loads(printed)
 
     assert (most, catches_up) == ([1, 1], False)
     # The audit is of the day before, when nine o'clock is over everywhere.

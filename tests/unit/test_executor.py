@@ -61,9 +61,11 @@ def test_a_way_exists_while_the_other_one_is_removed_and_after(monkeypatch):
     """Two programs that remove each other's at once leave one in any case."""
     ours, others, behind = Binding("x", "q", "a"), Binding("x", "r", "a"), Binding("y", "q", "b")
     done = []
-    monkeypatch.setattr("kombu_binary_delay.wire.executor._bind", lambda _, each: done.append(each))
     monkeypatch.setattr(
-        "kombu_binary_delay.wire.executor._unbind", lambda _, each: done.append(("not", each))
+        "kombu_binary_delay.wire.executor._bind", lambda _, binding: done.append(binding)
+    )
+    monkeypatch.setattr(
+        "kombu_binary_delay.wire.executor._unbind", lambda _, binding: done.append(("not", binding))
     )
     monkeypatch.setattr("kombu_binary_delay.wire.executor.wait", lambda _: None)
     executor = Executor(object(), "kbd")

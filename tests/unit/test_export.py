@@ -52,22 +52,22 @@ def arguments(mapping):
 def test_definitions_are_json_that_holds_the_part(part):
     read = json.loads(definitions(part, "a/vhost"))
 
-    assert {each["vhost"] for kind in read.values() for each in kind} == {"a/vhost"}
+    assert {object_["vhost"] for kind in read.values() for object_ in kind} == {"a/vhost"}
     assert part == Part(
         tuple(
-            Exchange(each["name"], each["type"], arguments(each["arguments"]))
-            for each in read["exchanges"]
+            Exchange(exchange["name"], exchange["type"], arguments(exchange["arguments"]))
+            for exchange in read["exchanges"]
         ),
-        tuple(Queue(each["name"], arguments(each["arguments"])) for each in read["queues"]),
+        tuple(Queue(queue["name"], arguments(queue["arguments"])) for queue in read["queues"]),
         tuple(
             Binding(
-                each["source"],
-                each["destination"],
-                each["routing_key"],
-                each["destination_type"] == "queue",
-                arguments(each["arguments"]),
+                binding["source"],
+                binding["destination"],
+                binding["routing_key"],
+                binding["destination_type"] == "queue",
+                arguments(binding["arguments"]),
             )
-            for each in read["bindings"]
+            for binding in read["bindings"]
         ),
     )
 
@@ -84,7 +84,9 @@ def test_a_terraform_module_is_json_that_holds_the_part(part):
         return text({"exchange": exchanges, "queue": queues}[reference[1]][reference[2]]["name"])
 
     assert module["variable"]["vhost"]["default"] == "a/vhost"
-    assert {each["vhost"] for kind in kinds.values() for each in kind.values()} == {"${var.vhost}"}
+    assert {resource["vhost"] for kind in kinds.values() for resource in kind.values()} == {
+        "${var.vhost}"
+    }
     assert all(queue["lifecycle"]["prevent_destroy"] for queue in queues.values())
     assert part == Part(
         tuple(
@@ -106,13 +108,13 @@ def test_a_terraform_module_is_json_that_holds_the_part(part):
         ),
         tuple(
             Binding(
-                name(each["source"]),
-                name(each["destination"]),
-                text(each["routing_key"]),
-                each["destination_type"] == "queue",
-                arguments(json.loads(text(each.get("arguments_json", "{}")))),
+                name(binding["source"]),
+                name(binding["destination"]),
+                text(binding["routing_key"]),
+                binding["destination_type"] == "queue",
+                arguments(json.loads(text(binding.get("arguments_json", "{}")))),
             )
-            for each in kinds["rabbitmq_binding"].values()
+            for binding in kinds["rabbitmq_binding"].values()
         ),
     )
 
@@ -200,7 +202,7 @@ def test_whatever_a_name_kubernetes_takes_it_and_it_stays_apart_from_others(one,
 
     documents = json.loads(kubernetes(part))["items"]
 
-    assert [each["spec"]["name"] for each in documents if each["kind"] == "Queue"] == [
+    assert [document["spec"]["name"] for document in documents if document["kind"] == "Queue"] == [
         queue.name for queue in part.queues
     ]
     named = [(document["kind"], document["metadata"]["name"]) for document in documents]

@@ -37,12 +37,12 @@ ends = st.dictionaries(st.sampled_from(["x-first-death-queue", "x-last-death-rea
 @st.composite
 def headers(draw):
     """Draw the headers of a message, with and without a ladder's, in any order."""
-    found = draw(st.dictionaries(texts, values, max_size=6)) | draw(ends)
+    drawn = draw(st.dictionaries(texts, values, max_size=6)) | draw(ends)
     if draw(st.booleans()):
-        found[HEADER] = {"due": draw(st.integers(0, 2**50))}
+        drawn[HEADER] = {"due": draw(st.integers(0, 2**50))}
     if draw(st.booleans()):
-        found["x-death"] = draw(st.lists(deaths | values, max_size=8) | values)
-    return dict(draw(st.permutations(list(found.items()))))
+        drawn["x-death"] = draw(st.lists(deaths | values, max_size=8) | values)
+    return dict(draw(st.permutations(list(drawn.items()))))
 
 
 def payload(properties):
@@ -98,9 +98,9 @@ MARK = {HEADER: {"due": 5}}
     ids=["ours", "two of ours", "one of another queue", "no ladder", "empty", "of the user's"],
 )
 def test_only_the_deaths_of_a_message_that_was_on_the_ladder_are_left_out(headers, left):
-    found = decoded(without_deaths(payload({"application_headers": headers}), TOPOLOGY.owns))
+    left_over = decoded(without_deaths(payload({"application_headers": headers}), TOPOLOGY.owns))
 
-    assert sorted(found["application_headers"]) == sorted(left)
+    assert sorted(left_over["application_headers"]) == sorted(left)
 
 
 @pytest.mark.parametrize("kind", "tbBsuIiflLdTDVSxAF")
@@ -112,9 +112,9 @@ def test_a_value_of_each_type_that_rabbitmq_sends_is_passed_over(kind):
     size = int.from_bytes(whole[14:18], "big") + len(mine)
     data = whole[:14] + pack(">I", size) + mine + whole[18:]
 
-    found = decoded(without_deaths(data, TOPOLOGY.owns))["application_headers"]
+    table = decoded(without_deaths(data, TOPOLOGY.owns))["application_headers"]
 
-    assert sorted(found) == ["mine", HEADER]
+    assert sorted(table) == ["mine", HEADER]
 
 
 def test_a_value_of_an_unknown_type_is_left_to_py_amqp():

@@ -13,14 +13,14 @@ def row(held: int, *samples: tuple[int, int]):
     """A queue with so many due messages now, and samples of all and of those that wait."""
     series = [[total for total, _ in samples], [ready for _, ready in samples], [0] * len(samples)]
     details = {
-        f"{name}_details": {"samples": [{"sample": each} for each in one]}
+        f"{name}_details": {"samples": [{"sample": sample} for sample in one]}
         for name, one in zip(NAMES, series, strict=True)
     }
     return {"messages_dlx": held, **(details if samples else {})}
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("figures", "expected"),
     [
         pytest.param(row(31), False, id="the worker has room"),
         pytest.param(row(32), True, id="a broker that samples nothing"),
@@ -48,5 +48,5 @@ def row(held: int, *samples: tuple[int, int]):
         ),
     ],
 )
-def test_what_is_due_is_held_up_only_if_none_of_it_leaves(found, expected):
-    assert is_held_up(found) is expected
+def test_what_is_due_is_held_up_only_if_none_of_it_leaves(figures, expected):
+    assert is_held_up(figures) is expected

@@ -20,7 +20,7 @@ from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import is_over, is_retry, keep_due
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.foreign import CELERY, NSERVICEBUS, ladder_of_name
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Exchange, Part
 from kombu_binary_delay.ladder.recognise import (
     ladder_of_exchange,
@@ -106,9 +106,11 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
             events.scheduled(router.topology, plan.properties, plan.exchange, plan.routing_key)
         if due and due > now:
             # Who receives it gets it as it was published.
-            found = router.received(router.topology.delivery, plan.routing_key, plan.properties, "")
-            assert found
-            assert found.properties.get("expiration") == given.get("expiration")
+            delivery = router.received(
+                router.topology.delivery, plan.routing_key, plan.properties, ""
+            )
+            assert delivery
+            assert delivery.properties.get("expiration") == given.get("expiration")
 
 
 # -- what a consumer receives ----------------------------------------------------------------------
@@ -117,26 +119,26 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
 @given(
     st.sampled_from(SETTINGS),
     properties(),
-    st.sampled_from([each.delivery for each in LADDERS]) | NAMES,
+    st.sampled_from([ladder.delivery for ladder in LADDERS]) | NAMES,
     NAMES,
 )
 def test_what_is_received_is_judged_noted_and_published_again(settings, given, exchange, key):
     router = Router(settings, SERVER)
-    found = router.received(exchange, key, given, "mail")
-    to, arrived = found or (Destination(exchange, key), given)
+    delivery = router.received(exchange, key, given, "mail")
+    to, arrived = delivery or (Destination(exchange, key), given)
     headers = arrived[HEADERS]
 
-    assert all(isinstance(each, str) for each in to)
-    assert "x-binary-delay" not in headers or not found
+    assert all(isinstance(part, str) for part in to)
+    assert "x-binary-delay" not in headers or not delivery
     if "expiration" in arrived and arrived["expiration"] != given.get("expiration"):
         assert 0 <= int(arrived["expiration"]) < 2**63
     memory = full_memory()
-    for each in (given, arrived):
-        assert isinstance(names_of(each)[0], str)
+    for published in (given, arrived):
+        assert isinstance(id_and_headers(published)[0], str)
         for ask in (memory.judge, memory.revives, memory.awaits_record):
-            ask(each, NOW)
+            ask(published, NOW)
         assert events.from_line(
-            events.to_line({"event": "released", "at": 1, **events.about(each, *to)})
+            events.to_line({"event": "released", "at": 1, **events.about(published, *to)})
         )
     assert isinstance(returns(headers), int)
     is_over(headers.get("x-delay"))
@@ -154,9 +156,9 @@ def test_no_header_frame_is_too_odd_for_leaving_out_deaths(raw, shown):
     field = b"\x0ex-binary-delayF\0\0\0\0\x07x-deathA" if shown else b"\x07x-deathA"
     payload = START + pack(">HI", 0x2000, len(field) + len(raw)) + field + raw
 
-    for each in (payload, START + raw):
-        left = without_deaths(each, OURS.owns)
-        assert len(left) <= len(each)
+    for frame in (payload, START + raw):
+        left = without_deaths(frame, OURS.owns)
+        assert len(left) <= len(frame)
 
 
 # -- what an operator's command reads --------------------------------------------------------------
@@ -169,14 +171,14 @@ SOURCES = [
     Source("level", NSERVICEBUS, 8000, 3),
 ]
 of_each_kind = pytest.mark.parametrize(
-    "source", SOURCES, ids=lambda each: type(each.topology).__name__
+    "source", SOURCES, ids=lambda source: type(source.topology).__name__
 )
 
 
 def message(given: dict[str, Any], key: str, body: Any = b"", exchange: str = "") -> Any:
-    found = amqp.Message(body, **given)
-    found.delivery_info = {"routing_key": key, "exchange": exchange}
-    return found
+    built = amqp.Message(body, **given)
+    built.delivery_info = {"routing_key": key, "exchange": exchange}
+    return built
 
 
 @of_each_kind
@@ -185,11 +187,11 @@ def test_a_message_that_waits_is_read_or_cannot_be_read(source, headers, key):
     properties = {HEADERS: headers}
 
     put_back(source, key, properties, NOW, "x")
-    found = None
+    reading = None
     with suppress(*UNREADABLE_ERRORS):
-        found = read(source, key, properties, NOW, lambda _: "")
-    if found is not None:
-        keep_due(found.properties[HEADERS], found.due)
+        reading = read(source, key, properties, NOW, lambda _: "")
+    if reading is not None:
+        keep_due(reading.properties[HEADERS], reading.due)
 
 
 class Nothing:
@@ -212,7 +214,7 @@ BODIES = st.sampled_from([b"", b'{"cancel":["i"],"at":1}', b"[" * 9999])
 
 @of_each_kind
 @given(st.sampled_from([OURS, CELERY]), st.builds(message, properties(), KEY, BODIES, NAMES))
-def test_what_waits_is_moved_or_left(source, to, found):
+def test_what_waits_is_moved_or_left(source, to, waiting):
     emptied = [source.topology] if source.topology else []
     broker: Any = Nothing()
     broker.bindings, broker.exchanges, broker.has_queue = frozenset(), (), lambda _: False
@@ -220,7 +222,7 @@ def test_what_waits_is_moved_or_left(source, to, found):
     sorter = Migrating(*arguments)
     sorter._has_poison = True  # noqa: SLF001 - nothing is declared
 
-    decision = sorter.decide(source, found)
+    decision = sorter.decide(source, waiting)
 
     assert isinstance(decision, (Send, Keep, Done))
     if isinstance(decision, Send):
@@ -248,23 +250,23 @@ def test_a_node_lists_the_others_where_one_message_cannot_be_decoded(raw):
 
 @given(NAMES)
 def test_a_name_is_a_ladders_or_not(name):
-    found = topology_of_name(name)
-    if found is not None:
-        assert found.whole
+    ladder = topology_of_name(name)
+    if ladder is not None:
+        assert ladder.whole
     ladder_of_name(name)
     ladder_of_exchange(name, OURS)
     parking_of(name)
     delay_queues(OURS, [name])
     plain(name)
-    for each in LADDERS:
-        each.owns(name)
-        each.is_named_in(name)
+    for ladder_ in LADDERS:
+        ladder_.owns(name)
+        ladder_.is_named_in(name)
         with suppress(BinaryDelayError):
-            each.to_queue(name)
+            ladder_.to_queue(name)
         with suppress(BinaryDelayError):
-            each.parse(name, Destination(name, name))
+            ladder_.parse(name, Destination(name, name))
         with suppress(BinaryDelayError):
-            each.address(("1",), Destination("", name))
+            ladder_.address(("1",), Destination("", name))
     with suppress(LadderError):
         Ladder.from_name(name)
     assert len(OURS.mirror_name(name).encode("utf-8", "surrogatepass")) <= 255

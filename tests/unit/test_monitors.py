@@ -60,7 +60,7 @@ def test_grafana_would_see_what_it_does_not_know():
         place["unknown"] = 1
 
     assert lost(document, read_by_grafana(document)) == [
-        *(f"/panels/0/{each}unknown" for each in ("targets/0/", "options/", "")),
+        *(f"/panels/0/{place}unknown" for place in ("targets/0/", "options/", "")),
         "/unknown",
     ]
 
@@ -68,15 +68,15 @@ def test_grafana_would_see_what_it_does_not_know():
 def lost(given: Any, read: Any, path: str = "") -> list[str]:
     if isinstance(given, dict) and isinstance(read, dict):
         return [
-            each
+            child
             for key, value in given.items()
-            for each in (
+            for child in (
                 lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
             )
         ]
     if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
         pairs = enumerate(zip(given, read, strict=True))
-        return [each for at, pair in pairs for each in lost(*pair, f"{path}/{at}")]
+        return [child for at, pair in pairs for child in lost(*pair, f"{path}/{at}")]
     return [] if given == read else [path]
 
 
@@ -108,7 +108,9 @@ def test_the_queries_are_about_these_queues_and_no_others(topology):
     if topology.is_ours:
         ladders = [topology, *topology.lanes(3), topology.for_urgent()]
     queues = {queue.name for ladder in ladders for part in ladder.levels for queue in part.queues}
-    ways_in = {one.name for ladder in ladders for part in ladder.levels for one in part.exchanges}
+    ways_in = {
+        exchange.name for ladder in ladders for part in ladder.levels for exchange in part.exchanges
+    }
     others = {"", "mail", "level-00.1", f"x{min(queues)}", f"{min(queues)}.x"}
     if topology.is_ours:
         direct = [
@@ -120,12 +122,14 @@ def test_the_queries_are_about_these_queues_and_no_others(topology):
         relays = {ladder.queue_relay_name("mail") for ladder in ladders}
         relays |= {ladder.exchange_relay_name("events") for ladder in ladders}
         aside = parking | relays
-        assert {each for each in aside if re.fullmatch(asked["parking"], each)} == parking
-        assert {each for each in aside if re.fullmatch(asked["relays"], each)} == relays
+        assert {queue for queue in aside if re.fullmatch(asked["parking"], queue)} == parking
+        assert {queue for queue in aside if re.fullmatch(asked["relays"], queue)} == relays
         others |= aside
 
-    assert {each for each in queues | others if re.fullmatch(asked["levels"], each)} == queues
-    assert {each for each in ways_in | others if re.fullmatch(asked["ways_in"], each)} == ways_in
+    assert {queue for queue in queues | others if re.fullmatch(asked["levels"], queue)} == queues
+    assert {
+        exchange for exchange in ways_in | others if re.fullmatch(asked["ways_in"], exchange)
+    } == ways_in
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES[:3], ids=lambda topology: topology.prefix)
@@ -149,8 +153,8 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
     panels = json.loads(grafana(replace(topology, lane=2)))["panels"]
     (waiting,) = (panel for panel in panels if panel["title"] == "Waiting, by level")
     named = {
-        each["matcher"]["options"]: each["properties"][0]["value"]
-        for each in waiting["fieldConfig"]["overrides"]
+        override["matcher"]["options"]: override["properties"][0]["value"]
+        for override in waiting["fieldConfig"]["overrides"]
     }
     relabel = re.search(
         r'label_replace\(.*, "level", "\$1\$2", "queue", "(.*)"\)', waiting["targets"][0]["expr"]
@@ -161,6 +165,6 @@ def test_levels_of_all_lanes_are_added_up_under_the_names_that_the_dashboard_kno
     (direct,) = topology.direct_queue(topology.ladder.digits(1000)).queues
     assert re.fullmatch(relabel[1], direct.name)
     for lane in (topology, *topology.lanes(2), topology.for_urgent()):
-        found = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
-        assert found
-        assert found[1] + found[2] in named
+        match = re.fullmatch(relabel[1], f"{lane.level_name(0)}.1")
+        assert match
+        assert match[1] + match[2] in named

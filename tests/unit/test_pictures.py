@@ -55,7 +55,7 @@ def read(case):
 
 
 def texts(image):
-    return [each for each in image.iter() if each.tag.endswith("}text")]
+    return [element for element in image.iter() if element.tag.endswith("}text")]
 
 
 def place(text):
@@ -77,10 +77,10 @@ def test_nothing_is_written_over_a_box_or_another_text_or_the_edge(case):
     image = read(case)
     width, height = float(image.attrib["width"]), float(image.attrib["height"])
     boxes = [
-        (x, y, x + float(each.attrib["width"]), y + float(each.attrib["height"]))
-        for each in image.iter()
-        if each.tag.endswith("}rect") and "x" in each.attrib
-        for x, y in [(float(each.attrib["x"]), float(each.attrib["y"]))]
+        (x, y, x + float(element.attrib["width"]), y + float(element.attrib["height"]))
+        for element in image.iter()
+        if element.tag.endswith("}rect") and "x" in element.attrib
+        for x, y in [(float(element.attrib["x"]), float(element.attrib["y"]))]
     ]
     assert len(boxes) > 2
 
@@ -179,7 +179,7 @@ def test_a_picture_looks_as_it_did(name, font):
     image = drawn(svg(*PICTURES[name]), font)
 
     assert image.size == golden.size
-    more = ImageChops.difference(image, golden).point(lambda each: 255 * (each > 32))
+    more = ImageChops.difference(image, golden).point(lambda level: 255 * (level > 32))
     different = more.convert("L")
     share = sum(different.histogram()[1:]) / (image.width * image.height)
     assert share < 0.0001, f"differs in {different.getbbox()}"
@@ -228,11 +228,11 @@ def test_of_an_address_what_is_read_remains_and_what_is_beside_it(read_at, text)
 
     short = shorten_words(words, kinds, 20)
 
-    assert "".join(each for each, _ in short) == text
-    assert [each for each, kind in short if kind] == [words[at] for at in read_at if words[at]]
+    assert "".join(text for text, _ in short) == text
+    assert [word for word, kind in short if kind] == [words[at] for at in read_at if words[at]]
 
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for each, arguments in PICTURES.items():
-        (GOLDEN / f"{each}.svg").write_text(svg(*arguments) + "\n")
+    for picture, arguments in PICTURES.items():
+        (GOLDEN / f"{picture}.svg").write_text(svg(*arguments) + "\n")

@@ -70,7 +70,7 @@ def paragraphs(page):
     """Return the text of a page without code and headings, one paragraph a line."""
     text = re.sub(r"^( *)(```+).*?^\1\2$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^#.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
-    return [" ".join(each.split()) for each in text.split("\n\n")]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
 def docstrings(tree):
@@ -97,11 +97,11 @@ def prose(source):
         elif token.type != tokenize.NL:
             said.append(block)
             block = ""
-    return [" ".join(each.split()) for each in said if each.count(" ") > 1]
+    return [" ".join(text.split()) for text in said if text.count(" ") > 1]
 
 
 def test_no_docstring_opens_with_a_verb_that_says_nothing():
-    found = [
+    complaints = [
         f"{source.relative_to(ROOT)}: {text.splitlines()[0]!r}: {remedy}"
         for source in SOURCES
         for text in docstrings(ast.parse(source.read_text()))
@@ -109,12 +109,12 @@ def test_no_docstring_opens_with_a_verb_that_says_nothing():
         if re.match(opening, text)
     ]
 
-    assert not found, "\n".join(found)
+    assert not complaints, "\n".join(complaints)
 
 
 @pytest.mark.parametrize("files", [PAGES, SOURCES], ids=["pages", "sources"])
 def test_prose_has_none_of_the_phrases_that_a_reader_stumbles_over(files):
-    found = [
+    complaints = [
         f"{file.relative_to(ROOT)}: {match[0]!r} in {text[:80]!r}: {remedy}"
         for file in files
         for text in (paragraphs(file) if file.suffix == ".md" else prose(file))
@@ -122,7 +122,7 @@ def test_prose_has_none_of_the_phrases_that_a_reader_stumbles_over(files):
         if (match := re.search(phrase, text))
     ]
 
-    assert not found, "\n".join(found)
+    assert not complaints, "\n".join(complaints)
 
 
 def test_no_public_name_makes_a_reader_guess():

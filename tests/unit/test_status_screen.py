@@ -154,8 +154,8 @@ def test_ladders_of_another_form_are_shown_in_numbers(terminal, form):
     shown = lines(terminal, status_screen.status(replace(STATUS, ladders=(ladder,))))
 
     assert max(map(len, shown)) <= terminal.width
-    each = next(line.split() for line in shown if line.startswith("01"))
-    assert f"{5 * len(topology.levels[1].queues)}" in each
+    line = next(line.split() for line in shown if line.startswith("01"))
+    assert f"{5 * len(topology.levels[1].queues)}" in line
     assert (sum(line.startswith("direct") for line in shown) == 5) == (form == "direct")
 
 
@@ -187,10 +187,10 @@ class Api(Management):
     ],
 )
 def test_an_alarm_of_a_node_is_named(node, words):
-    found = list(alarms(Api({"name": "a@h", **node})))
+    troubles = list(alarms(Api({"name": "a@h", **node})))
 
-    assert len(found) == (words is not None)
-    assert all(words in each and "a@h" in each for each in found)
+    assert len(troubles) == (words is not None)
+    assert all(words in trouble and "a@h" in trouble for trouble in troubles)
 
 
 def test_alarms_that_a_user_may_not_see_are_left_out():

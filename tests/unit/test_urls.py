@@ -118,11 +118,11 @@ def test_each_url_of_a_connection_and_of_its_copies_has_its_own_tls_and_port(
         connection = connection.clone()
     for port, is_tls, options in expected * 2:
         restored = pickle.loads(pickle.dumps(connection))  # noqa: S301 - our own
-        for each in (connection, connection.clone(), restored):
-            found = each.ssl if isinstance(each.ssl, dict) else {}
+        for copy_ in (connection, connection.clone(), restored):
+            tls = copy_.ssl if isinstance(copy_.ssl, dict) else {}
             # As py-amqp does when it connects.
-            each.port = each.port or each.transport.default_connection_params["port"]
-            assert (each.port, bool(each.ssl), found) == (port, is_tls, options)
+            copy_.port = copy_.port or copy_.transport.default_connection_params["port"]
+            assert (copy_.port, bool(copy_.ssl), tls) == (port, is_tls, options)
         connection.maybe_switch_next()
 
 

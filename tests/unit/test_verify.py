@@ -88,10 +88,14 @@ def test_whatever_is_missing_is_named(topology, data):
     # Who declares nothing enters by the levels, and misses no entry exchange.
     is_entry_exchange = isinstance(gone, Exchange) and name in topology.whole.entry_exchanges
     declares = is_entry_exchange or data.draw(st.booleans())
-    found = list(compare(topology, snapshot, declares=declares))
+    differences = list(compare(topology, snapshot, declares=declares))
 
-    assert any(each.severity == "error" and each.causes for each in found)
-    assert all("'verify --fix'" in each.remedy for each in found if each.severity == "error")
+    assert any(difference.severity == "error" and difference.causes for difference in differences)
+    assert all(
+        "'verify --fix'" in difference.remedy
+        for difference in differences
+        if difference.severity == "error"
+    )
     # What is to be made brings back what was there, and no more.
     whole, lacking = snapshot_of(topology.whole), absent(topology.whole, snapshot)
     if isinstance(gone, Binding):
@@ -99,7 +103,7 @@ def test_whatever_is_missing_is_named(topology, data):
     else:
         assert {gone} == {*lacking.exchanges, *lacking.queues}
         assert not absent(topology.whole, whole).exchanges
-    assert any(name in each.what for each in found)
+    assert any(name in difference.what for difference in differences)
 
 
 def test_entries_are_not_missed_by_who_declares_nothing():
@@ -130,13 +134,13 @@ def test_dead_letters_that_only_the_plugin_would_delay_are_noted():
     exchanges = {**snapshot.exchanges, "the plugin's": {"type": "x-delayed-message"}}
     snapshot = replace(snapshot, queues={**snapshot.queues, **queues}, exchanges=exchanges)
 
-    found = list(dead_letters(TOPOLOGY, snapshot))
+    notes = list(dead_letters(TOPOLOGY, snapshot))
 
-    assert [(each.severity, each.what, each.found.partition(" dead")[0]) for each in found] == [
+    assert [(note.severity, note.what, note.found.partition(" dead")[0]) for note in notes] == [
         ("note", "exchange events", "what orders and 1 more"),
         ("note", "exchange the plugin's", "what old"),
     ]
-    assert ["it has the ladder's key" in each.causes for each in found] == [True, False]
+    assert ["it has the ladder's key" in note.causes for note in notes] == [True, False]
     assert not list(dead_letters(NSERVICEBUS, snapshot_of(NSERVICEBUS.whole)))
 
 
@@ -161,22 +165,25 @@ def test_another_argument_of_a_queue_is_named_with_what_it_causes(argument, valu
     if value is not None:
         row["arguments"][argument] = value
 
-    (found,) = compare(TOPOLOGY, snapshot)
+    (difference,) = compare(TOPOLOGY, snapshot)
 
-    assert (found.severity, found.what) == ("error", f"queue {row['name']}")
-    assert argument in found.found
-    assert f"'teardown --ladder {TOPOLOGY.prefix}'" in found.remedy
-    assert causes in found.causes
-    assert "cannot declare it" in found.causes
+    assert (difference.severity, difference.what) == ("error", f"queue {row['name']}")
+    assert argument in difference.found
+    assert f"'teardown --ladder {TOPOLOGY.prefix}'" in difference.remedy
+    assert causes in difference.causes
+    assert "cannot declare it" in difference.causes
 
 
 @pytest.mark.parametrize("flag", ["internal", "auto_delete"])
 def test_an_exchange_that_programs_cannot_declare_is_named(flag):
     snapshot = snapshot_of(TOPOLOGY.whole)
     snapshot.exchanges[TOPOLOGY.delivery][flag] = True
-    (found,) = compare(TOPOLOGY, snapshot)
-    assert (found.what, found.found) == (f"exchange {TOPOLOGY.delivery}", flag.replace("_", "-"))
-    assert "applications that declare it cannot" in found.causes
+    (difference,) = compare(TOPOLOGY, snapshot)
+    assert (difference.what, difference.found) == (
+        f"exchange {TOPOLOGY.delivery}",
+        flag.replace("_", "-"),
+    )
+    assert "applications that declare it cannot" in difference.causes
 
 
 def test_levels_that_no_message_has_needed_are_no_fault_where_applications_make_them():
@@ -248,7 +255,7 @@ LOST = "can be lost between levels"
 
 
 @pytest.mark.parametrize(
-    ("topology", "definition", "pattern", "found"),
+    ("topology", "definition", "pattern", "expected"),
     [
         (TOPOLOGY, {"overflow": "drop-head"}, "level", ("error", LOST)),
         (TOPOLOGY, {"overflow": "reject-publish-dlx"}, "level", ("error", LOST)),
@@ -274,20 +281,20 @@ LOST = "can be lost between levels"
         ),
     ],
 )
-def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition, pattern, found):
+def test_a_policy_is_named_where_it_would_break_the_ladder(topology, definition, pattern, expected):
     policy = {"definition": definition, "pattern": pattern}
 
     done = verify(Api(topology, [policy]), topology, declares=False)
 
     about = [difference for difference in done.differences if difference.what == "policy p"]
-    if found is None:
+    if expected is None:
         assert not about
     else:
         said = f"{about[0].causes}; {about[0].remedy}"
-        assert (about[0].severity, found[1] in said) == (found[0], True)
+        assert (about[0].severity, expected[1] in said) == (expected[0], True)
         exact = "rabbitmqctl set_policy -p" in about[0].remedy
-        assert exact == (found[0] != "note")
-    assert done.sound == (found is None or found[0] == "note")
+        assert exact == (expected[0] != "note")
+    assert done.sound == (expected is None or expected[0] == "note")
 
 
 @pytest.mark.parametrize(
@@ -325,10 +332,10 @@ def test_a_user_that_rabbitmq_does_not_list_is_none_unless_it_has_logged_in(
     answer = Api.get
     monkeypatch.setattr(Api, "get", get)
 
-    (found,) = verify(Api(TOPOLOGY), TOPOLOGY, user=user).differences
+    (difference,) = verify(Api(TOPOLOGY), TOPOLOGY, user=user).differences
 
-    assert (found.severity, found.what) == (severity, f"permissions of {user}")
-    assert "LDAP" in found.remedy
+    assert (difference.severity, difference.what) == (severity, f"permissions of {user}")
+    assert "LDAP" in difference.remedy
 
 
 AMENDMENTS = amendments_part(Settings())
@@ -381,8 +388,12 @@ def test_a_journal_that_is_no_stream_is_named_with_what_makes_it_anew(declares, 
     [queue] = JOURNAL.queues
     other = replace(JOURNAL, queues=(replace(queue, arguments=(("x-queue-type", "quorum"),)),))
     api = Api(TOPOLOGY, [], more=AMENDMENTS + other)
-    found = verify(api, TOPOLOGY, journal=JOURNAL, declares=declares).differences
-    [kind] = [each for each in found if "quorum" in each.found and each.what.endswith("journal")]
+    differences = verify(api, TOPOLOGY, journal=JOURNAL, declares=declares).differences
+    [kind] = [
+        difference
+        for difference in differences
+        if "quorum" in difference.found and difference.what.endswith("journal")
+    ]
     assert kind.remedy.startswith(f"delete the queue{remedy}")
 
 
@@ -393,8 +404,8 @@ def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(decl
         {"product": "RabbitMQ", "version": "4.3.6"},
     )
     api = Api(TOPOLOGY, [], more=AMENDMENTS + JOURNAL)
-    found = verify(api, TOPOLOGY, journal=other, declares=declares).differences
-    [age] = [each for each in found if each.what == "queue kbd.v2.journal"]
+    differences = verify(api, TOPOLOGY, journal=other, declares=declares).differences
+    [age] = [difference for difference in differences if difference.what == "queue kbd.v2.journal"]
     assert (age.severity, "'7D'" in age.found, "30D" in age.found) == ("warning", True, True)
 
 
@@ -441,7 +452,7 @@ def test_what_a_user_lacks_is_granted_on_the_names_of_its_ladder(topology, permi
 
 
 @pytest.mark.parametrize(
-    "topology", [TOPOLOGY, *FOREIGN_LADDERS.values()], ids=lambda each: each.prefix
+    "topology", [TOPOLOGY, *FOREIGN_LADDERS.values()], ids=lambda ladder: ladder.prefix
 )
 def test_what_a_remedy_says_of_a_ladder_names_it_as_the_commands_know_it(topology):
     words = shlex.split(remake(topology).partition("'teardown ")[2].partition("'")[0])

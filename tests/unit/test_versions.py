@@ -22,7 +22,7 @@ def crossed(*names: str) -> list[list[str]]:
     """Read a line of environments: of ``py{311,312}-celery{54}``, 3.11 and 3.12, and 5.4."""
     line = "-".join(rf"{name}\{{([\d,]+)\}}" for name in names)
     [groups] = re.findall(rf"^ *{line}$", read("tox.ini"), re.MULTILINE)
-    return [[f"{each[0]}.{each[1:]}" for each in group.split(",")] for group in groups]
+    return [[f"{version[0]}.{version[1:]}" for version in group.split(",")] for group in groups]
 
 
 PYTHONS, CELERIES = crossed("py", "celery")
@@ -99,8 +99,8 @@ def test_the_support_page_names_them(row, supported, tested):
     lines = re.findall(rf"^\| {row} \| (.+) \|$", read("docs/reference/support.md"), re.MULTILINE)
 
     assert lines[0].split(" | ")[0] == supported
-    for each in tested:
-        assert each in lines[0].split(" | ")[-1]
+    for version in tested:
+        assert version in lines[0].split(" | ")[-1]
 
 
 @pytest.mark.parametrize(

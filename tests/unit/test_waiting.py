@@ -26,7 +26,7 @@ from kombu_binary_delay.cli.tasks import _View
 from kombu_binary_delay.cli.words import moment
 from kombu_binary_delay.journal import events
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.identity import names_of
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate.waiting import journal, node, script, table
 from kombu_binary_delay.operate.waiting.journal import level_at
 from kombu_binary_delay.operate.waiting.table import taken_back
@@ -206,7 +206,7 @@ def test_lists_name_a_message_as_the_consumers_that_amend_it(monkeypatch, proper
 
     assert listed.id == id_
     assert events.about(properties, "", "mail").get("id") == id_
-    assert names_of(properties)[0] == (id_ or "")
+    assert id_and_headers(properties)[0] == (id_ or "")
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
@@ -241,10 +241,10 @@ def test_a_message_that_moves_down_meanwhile_is_listed_once(monkeypatch):
             yield [b"skip", b"1", b64encode(b"timeout")]
 
     monkeypatch.setattr(node.NodeReader, "_run", run)
-    found = operate.from_node("", "/", topology)
-    assert [(task.id, task.level) for task in found] == [("1", high), ("2", high)]
-    assert not found.complete
-    assert found.unseen() == (
+    listing = operate.from_node("", "/", topology)
+    assert [(task.id, task.level) for task in listing] == [("1", high), ("2", high)]
+    assert not listing.complete
+    assert listing.unseen() == (
         "1 classic queue of the ladder left out: a node cannot look into such",
         f"the queue {low} was not read: timeout",
         "amendments were not read: what was taken back is listed, too",
@@ -317,8 +317,8 @@ def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeyp
     soon = (BEGIN + 3_600_000) * 1000
     due = {"later": soon + 2_000_000, "at any time": None}
     told = [{"event": "cancelled", "at": 1, "id": "another", "due": soon}]
-    for each in kinds:
-        kind, _, rest = each.partition(" ")
+    for event in kinds:
+        kind, _, rest = event.partition(" ")
         ended = rest if rest.isupper() else "SUCCESS"
         told.append({"event": kind, "at": 1, "id": "t", "due": due.get(rest, soon), "state": ended})
     journalled(monkeypatch, *map(json.dumps, told))
@@ -391,8 +391,8 @@ def test_each_event_that_is_written_is_read_again(headers):
     # Of a forged message alone, it is not known when it is due.
     if scheduled is not None and "due" in scheduled:
         written.append({"event": "scheduled", **scheduled})
-    for each in written:
-        event = {"at": BEGIN * 1000, **each}
+    for fields in written:
+        event = {"at": BEGIN * 1000, **fields}
         assert events.from_line(events.to_line(event)) == event
 
 
@@ -410,12 +410,12 @@ def test_no_line_of_the_journal_ends_a_listing_or_hides_another(lines):
 
     with pytest.MonkeyPatch.context() as patch:
         journalled(patch, *lines, json.dumps(kept))
-        found = operate.from_journal(None, Topology(), judge=judge)
-        assert "kept" in [task.id for task in found]
+        listing = operate.from_journal(None, Topology(), judge=judge)
+        assert "kept" in [task.id for task in listing]
         skipped = read.count(None)
-        assert any("cannot be read" in said for said in found.unseen()) == (skipped > 0)
-        drawn(output.tasks(list(found), output.task_foot(found, ALL, 1)), 200)
-        found.histogram(0, 2**53, 60)
+        assert any("cannot be read" in said for said in listing.unseen()) == (skipped > 0)
+        drawn(output.tasks(list(listing), output.task_foot(listing, ALL, 1)), 200)
+        listing.histogram(0, 2**53, 60)
         for id_ in ("t", "kept"):
             drawn(output.story(operate.story_by_journal(None, Topology(), id_, judge)), 200)
     for event in filter(None, read):
@@ -589,7 +589,9 @@ def test_a_listing_fits_its_terminal_and_obeys_nothing_in_it(width, size, monkey
     assert max(map(len, lines)) <= width
     # A line or two for each, and no stairs.
     assert len(lines) < 40
-    assert all(line.isprintable() for line in lines), [x for x in lines if not x.isprintable()]
+    assert all(line.isprintable() for line in lines), [
+        line for line in lines if not line.isprintable()
+    ]
     assert "4 of 9 waiting" in shown
 
 
@@ -613,8 +615,8 @@ def test_ids_queues_and_keys_are_shown_and_obeyed_by_no_terminal():
             operate.Status(0, "4.3", HOSTILE, (), 0, 1, (HOSTILE,), in_relays=((HOSTILE, 1),))
         ),
     ]
-    for each in shown:
-        lines = drawn(each, 200).splitlines()
+    for drawing in shown:
+        lines = drawn(drawing, 200).splitlines()
         assert any("gpj.exe" in line for line in lines)
         assert all(line.isprintable() for line in lines), lines
 

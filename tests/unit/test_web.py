@@ -64,11 +64,11 @@ def test_ten_pages_that_ask_at_the_same_time_cost_one_reading(reader):
         looks.append(reader.get("now", read, age=600, wait=PATIENCE))
 
     asking = [threading.Thread(target=ask) for _ in range(10)]
-    for each in asking:
-        each.start()
+    for thread in asking:
+        thread.start()
     going.set()
-    for each in asking:
-        each.join(PATIENCE)
+    for thread in asking:
+        thread.join(PATIENCE)
 
     assert [look.value for look in looks] == ["figures"] * 10
     assert reader.get("now", read, age=600).value == "figures"
@@ -450,11 +450,11 @@ def test_enter_in_a_form_plans_a_rescheduling_and_never_a_cancellation(now):
     app = away(table_of(waiting), story, allow_changes=True)
 
     with browser(app) as client:
-        found = read_until(client, "/tasks", 'id="count">1<')
+        listed = read_until(client, "/tasks", 'id="count">1<')
         told = read_until(client, "/task?id=a", "Act on it")
 
     # A browser presses the first button of the form.
-    for page in (found, told):
+    for page in (listed, told):
         form = page[page.index('method="post"') :]
         assert re.findall('<button name="action" value="([a-z]*)"', form) == [
             "reschedule",
@@ -533,7 +533,7 @@ def test_users_need_their_password():
         static = client.get("/static/page.js")
         right = client.get("/tasks", auth=("ann", "sesame"))
 
-    assert [each.status_code for each in (refused, wrong, garbage, static)] == [401] * 4
+    assert [answer.status_code for answer in (refused, wrong, garbage, static)] == [401] * 4
     assert refused.headers["www-authenticate"].startswith("Basic")
     assert right.status_code == 200
     assert "ann" in right.text
@@ -683,5 +683,5 @@ def test_a_new_user_is_a_line_with_a_hash():
     made = CliRunner().invoke(binary_delay, ["web", "--new-user", "ann"], input="sesame\nsesame\n")
 
     assert made.exit_code == 0
-    [line] = [each for each in made.output.splitlines() if each.startswith("ann:")]
+    [line] = [line for line in made.output.splitlines() if line.startswith("ann:")]
     assert passwords.Checker(passwords.read(line)).is_right("ann", "sesame")

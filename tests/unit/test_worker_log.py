@@ -41,3 +41,11 @@ def test_the_line_says_if_the_broker_has_refused_something():
     refused = line(Settings(), Settings().topology(), "4.3.6", is_refused=True)
 
     assert refused.startswith("kombu-binary-delay is on, but RabbitMQ refused a part of what it")
+
+
+def test_the_line_says_if_confirms_are_off():
+    unconfirmed = line(Settings(), Settings().topology(), "4.3.6", confirms=False)
+
+    assert unconfirmed.endswith(
+        "; publisher confirms are off (confirm_publish): what a broken connection loses is lost"
+    )

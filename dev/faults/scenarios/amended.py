@@ -169,10 +169,10 @@ def canceller_killed(env: Environment) -> None:
     prepare(env)
     env.consumer("inbox")
     names = publish(env, count=900, wait=(15.0, 18.0))
-    for each in range(3):
+    for round_ in range(3):
         before = env.count(CANCELLED)
-        canceller = env.canceller(names[each * 300 : each * 300 + 300], rate=10_000)
-        env.wait_for(CANCELLED, before + 15 + 10 * each)
+        canceller = env.canceller(names[round_ * 300 : round_ * 300 + 300], rate=10_000)
+        env.wait_for(CANCELLED, before + 15 + 10 * round_)
         canceller.kill()
     env.notes["cancels without a confirm"] = env.count(CANCELLING) - env.count(CANCELLED)
     env.wait_until_done()
@@ -182,10 +182,16 @@ def publishers_killed(env: Environment) -> None:
     """Kill publishers between the confirm of a message with a key and that of its record."""
     prepare(env)
     env.consumer("inbox")
-    rounds, each = (3, 20) if env.short else (20, 20)
+    rounds, in_a_round = (3, 20) if env.short else (20, 20)
     for number in range(rounds):
         env.publisher(
-            ["inbox"], each + 1, 200, WAIT, first=number * each, keys=7, dies_after=each
+            ["inbox"],
+            in_a_round + 1,
+            200,
+            WAIT,
+            first=number * in_a_round,
+            keys=7,
+            dies_after=in_a_round,
         ).wait(180)
     env.wait_until_done()
     env.notes["times"] = rounds
@@ -216,7 +222,7 @@ def write(env: Environment, count: int, at: int = 0) -> None:
         amendments = mechanism_of(connection.connection).amendments  # type: ignore[union-attr]
         for first in range(0, count, 5000):
             part = range(first, min(first + 5000, count))
-            amendments.write([Cancel((f"other-{each}",), now) for each in part])
+            amendments.write([Cancel((f"other-{number}",), now) for number in part])
 
 
 def stream_deleted(env: Environment) -> None:
@@ -227,12 +233,12 @@ def stream_deleted(env: Environment) -> None:
     """
     count = 150 if env.short else 600
     env.publisher(["inbox"], count, 10, (0.2, 0.4), name="busy")
-    for each in range(1 if env.short else 5):
+    for round_ in range(1 if env.short else 5):
         for name in (IDS, KEYED):
             wait_until_read(env)
             env.broker.api("DELETE", f"queues/{env.vhost.name}/{name}")
-            publish(env, f"late{each}-{name[-4:]}", keys=KEYS, count=30)
-            env.canceller(publish(env, f"later{each}-{name[-4:]}", count=30)[::3]).wait(180)
+            publish(env, f"late{round_}-{name[-4:]}", keys=KEYS, count=30)
+            env.canceller(publish(env, f"later{round_}-{name[-4:]}", count=30)[::3]).wait(180)
 
 
 def wait_until_read(env: Environment) -> None:
@@ -303,16 +309,16 @@ def truncated(env: Environment) -> None:
 def read_first(connection: amqp.Connection, stream: str) -> int:
     """Return the offset of the first record of a stream."""
     channel = connection.channel()
-    found: list[int] = []
+    offsets: list[int] = []
     channel.basic_qos(0, 1, a_global=False)
     channel.basic_consume(
         stream,
-        callback=lambda message: found.append(message.headers["x-stream-offset"]),
+        callback=lambda message: offsets.append(message.headers["x-stream-offset"]),
         arguments={"x-stream-offset": "first"},
     )
-    while not found:
+    while not offsets:
         connection.drain_events(timeout=BUSY)
-    return found[0]
+    return offsets[0]
 
 
 def poisoned(env: Environment) -> None:

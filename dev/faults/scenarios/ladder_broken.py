@@ -58,8 +58,8 @@ def deleted(env: Environment, parts: Callable[[Environment], list[str]]) -> None
     env.declare_ladder("inbox")
     env.consumer("inbox")
     publisher = env.publisher(["inbox"], 600, 60)
-    for each in (1, 2):
-        env.wait_for(CONFIRMED, each * 200)
+    for round_ in (1, 2):
+        env.wait_for(CONFIRMED, round_ * 200)
         delete(env, parts(env))
     publisher.wait(180)
     env.publisher(["inbox"], 30, 30, name="later").wait(180)

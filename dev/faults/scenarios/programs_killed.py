@@ -23,12 +23,12 @@ def publishers(env: Environment, number: int) -> None:
     env.consumer("inbox")
     rounds = 3 if env.short else 20
     otherwise = 0
-    for each in range(rounds):
+    for round_ in range(rounds):
         publisher = env.publisher(
             ["inbox"],
             PUBLISHED + 1,
             200,
-            first=each * PUBLISHED,
+            first=round_ * PUBLISHED,
             dies_after=PUBLISHED,
             dies_of=number,
         )
@@ -43,10 +43,10 @@ def publishers_anywhere(env: Environment, number: int) -> None:
     env.queue("inbox")
     env.declare_ladder("inbox")
     env.consumer("inbox")
-    for each in range(15):
+    for round_ in range(15):
         before = env.count(SENT)
-        publisher = env.publisher(["inbox"], 10_000, 300, name=f"p{each}")
-        env.wait_for(SENT, before + 20 + 7 * each)
+        publisher = env.publisher(["inbox"], 10_000, 300, name=f"p{round_}")
+        env.wait_for(SENT, before + 20 + 7 * round_)
         if number == signal.SIGKILL:
             publisher.kill()
         else:
@@ -77,8 +77,8 @@ def workers(env: Environment, *, warm: bool) -> None:
     worker = env.worker("--concurrency=2")
     env.declare_ladder("tasks")
     env.send_tasks(rounds * 60, longest=10.0)
-    for each in range(rounds):
-        env.wait_for(DELIVERED, each * 40 + 20)
+    for round_ in range(rounds):
+        env.wait_for(DELIVERED, round_ * 40 + 20)
         time.sleep(0.1)
         if warm:
             worker.stop()

@@ -123,13 +123,13 @@ def broker(env: Environment) -> None:
 
 def _executors(driver: Process) -> list[int]:
     """Return the executors of a driver: what it starts is in its group."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             pid = int(path.name)
             if os.getpgid(pid) == driver.pid and _EXECUTOR in (path / "cmdline").read_bytes():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 CASES = (

@@ -99,26 +99,26 @@ def story_by_journal(
     :raises OperationError: if there is no journal.
     """
     journal = _Journal(connection, topology, judge, namespace)
-    told, scheduled, state = [], None, "unknown"
+    history, scheduled, state = [], None, "unknown"
     for event in journal.events():
         if event.get("id") != task_id:
             continue
-        told.append(_event(event))
-        if told[-1].kind == events.SCHEDULED:
+        history.append(_event(event))
+        if history[-1].kind == events.SCHEDULED:
             scheduled = event
         elif scheduled is not None and not _is_of(event, scheduled):
             # It is of an earlier attempt, or of a message that this one replaces.
             continue
-        state = _after(told[-1], state)
+        state = _after(history[-1], state)
     task = None
     if scheduled is not None:
         task, amended = journal.judged(_task(scheduled), _note(scheduled))
         if state == "waiting":
             passed = task.due <= time.time_ns() // 1_000_000
             state = amended or ("due" if passed else state)
-        if amended and told[-1].kind != amended:
-            told.append(Event(amended, None, task.due if amended == POSTPONED else None))
-    return Story(task_id, state, JOURNAL, task, tuple(told), journal.missing())
+        if amended and history[-1].kind != amended:
+            history.append(Event(amended, None, task.due if amended == POSTPONED else None))
+    return Story(task_id, state, JOURNAL, task, tuple(history), journal.missing())
 
 
 def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:

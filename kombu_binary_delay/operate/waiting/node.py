@@ -23,7 +23,7 @@ from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.amendments.parts import way_of_records
 from kombu_binary_delay.journal.events import cut
 from kombu_binary_delay.ladder.foreign import ForeignLadder
-from kombu_binary_delay.ladder.identity import is_celery_task, names_of
+from kombu_binary_delay.ladder.identity import id_and_headers, is_celery_task
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
@@ -210,7 +210,7 @@ class NodeReader:
         except UNREADABLE_ERRORS:
             self._unreadable += 1
             return None
-        id_, headers = names_of(reading.properties)
+        id_, headers = id_and_headers(reading.properties)
         name = headers["task"] if is_celery_task(headers) else None
         if leaves < start + _SOON:
             # It may have been read in the queue before, or will be in the next one.
