@@ -511,7 +511,6 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
-<<<<<<< HEAD
         limits = [each.options[1] for each in gathered if each.options[1] is not None]
         for pending in gathered:
             self._number += 1
@@ -522,9 +521,6 @@ class PublishBatch:
 
     def _send_gathered(self, limits: list[float]) -> None:
         """Send what is gathered; ``limits`` are for how long it may take, in seconds."""
-=======
-        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
->>>>>>> main
         try:
             with within(self._connection, min(limits)) if limits else nullcontext():
                 self._messages.send()
@@ -663,19 +659,10 @@ class PublishBatch:
 
     def _patience(self) -> float | None:
         """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
-<<<<<<< HEAD
         if len(self._limits) < 2:
             return next(iter(self._limits), None)
         limits = (_options(sent)[2] for sent in self._sent.values())
         return min((limit for limit in limits if limit), default=None)
-=======
-        if not self._is_timed:
-            return None
-        return min(
-            (pending.options[2] for pending in self._sent.values() if pending.options[2]),
-            default=None,
-        )
->>>>>>> main
 
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
@@ -733,16 +720,11 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-<<<<<<< HEAD
         found = undecodable(message)
         key: Any = (found and found.routing_key) or routing_key
         self._mark_sent()
-=======
-        cut = undecodable(message)
-        key: Any = (cut and cut.routing_key) or routing_key
->>>>>>> main
         mark = _mark(message.body, message.properties, exchange, key)
-        if cut and mark not in self._marks:
+        if found and mark not in self._marks:
             # Of what was returned, its ids could not be read.
             mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
@@ -773,17 +755,8 @@ class PublishBatch:
         sent = self._sent
         if not multiple:
             return [sent.pop(number)] if number in sent else []
-<<<<<<< HEAD
         answered = list(takewhile(number.__ge__, sent))
         return [sent.pop(each) for each in answered]
-=======
-        answered = []
-        for tag in list(sent):
-            if tag > number:
-                break
-            answered.append(sent.pop(tag))
-        return answered
->>>>>>> main
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)

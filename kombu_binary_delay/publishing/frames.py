@@ -215,11 +215,7 @@ def _write_properties(properties: dict[str, Any]) -> bytes:
 # Messages of one kind have the same properties.
 @lru_cache(maxsize=256)
 def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
-<<<<<<< HEAD
     return tuple(each for each in PROPERTIES if each[0] in names)
-=======
-    return tuple(property_ for property_ in _PROPERTIES if property_[0] in names)
->>>>>>> main
 
 
 def _write_short(text: Any) -> bytes:
@@ -278,17 +274,10 @@ def _write_dict(value: Any) -> bytes:
 
 def _write_list(value: Any) -> bytes:
     written = []
-<<<<<<< HEAD
-    for each in value:
-        write = _VALUES.get(type(each), _write_other)
-        written.append(write(each))
+    for item in value:
+        write = _VALUES.get(type(item), _write_other)
+        written.append(write(item))
     return b"A" + counted(b"".join(written))
-=======
-    for element in value:
-        write = _VALUES.get(type(element), _write_other)
-        written.append(write(element))
-    return b"A" + _counted(b"".join(written))
->>>>>>> main
 
 
 def _write_other(value: object) -> bytes:

@@ -139,7 +139,6 @@ class Kind:
     :param made: that message.
     """
 
-<<<<<<< HEAD
     def __init__(self, app: Celery, call: Call, made: Made) -> None:
         self._app, self.declare = app, made.declare
         headers = made.properties[IN_PROPERTIES]
@@ -153,16 +152,6 @@ class Kind:
         self.place = f"{exchange}/{key}" if exchange else key
         self.template = Template(properties, made.destination, _VARYING, _COMPRESSION)
         self._body = _encoder(properties, same.get(_COMPRESSION))
-=======
-        :raises _DifferentError: if a template cannot be made from it.
-        """
-        self._app = app
-        (_, _, self._embed), options = seen[0]
-        self._options = options
-        headers = options["headers"]
-        own = call.headers or {}
-        self._headers = {name: value for name, value in headers.items() if name not in own}
->>>>>>> main
         create = app.amqp.create_task_message
         # Whether the headers show the arguments in Celery's default form.
         shown = create("", "", [0], {"a": 0}).headers
@@ -180,7 +169,6 @@ class Kind:
 
         :raises _DifferentError: if they differ.
         """
-<<<<<<< HEAD
         body, headers, properties = self.fill(call)
         if EXPIRATION in properties:
             # The time until the message expires has become shorter meanwhile.
@@ -189,23 +177,6 @@ class Kind:
         theirs = encode(made.body, made.properties, _ANY_SIZE)
         where = self.template.destination, self.declare
         if (ours, where) != (theirs, (made.destination, made.declare)):
-=======
-        (body, options), *events = seen
-        filled, its_options = self.fill(call)
-        # The time until the message expires has become shorter meanwhile.
-        left = [of_message.pop("expiration", None) for of_message in (options, its_options)]
-        same = (
-            filled == body
-            and its_options == options
-            and list(its_options["headers"]) == list(options["headers"])
-            and [expiration is None for expiration in left] == [call.expires is None] * 2
-            and len(events) == (self._event is not None)
-        )
-        for event, _ in events:
-            fields = {k: v for k, v in event.items() if k not in _OF_EVENTS}
-            same = same and fields == self._fields(filled, its_options)
-        if not same:
->>>>>>> main
             raise _DifferentError
 
     def fill(self, call: Call) -> Values:

@@ -408,7 +408,6 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     ).drop(*_DONE)
 
 
-<<<<<<< HEAD
 def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
     """Return what is to be done.
 
@@ -420,14 +419,6 @@ def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
         counts[row["fate"]] += row["rows"]
         if row["fate"] == "ready":
             amended[row["action"]] += row["rows"]
-=======
-def _counted(marked: DataFrame) -> Progress:
-    counted = marked.groupBy("fate", "action").count().collect()
-    counts: Counter[str] = Counter()
-    for row in counted:
-        counts[row["fate"]] += row["count"]
-    amended = {row["action"]: row["count"] for row in counted if row["fate"] == "ready"}
->>>>>>> main
     return Progress(
         to_cancel=amended[s.CANCEL],
         to_reschedule=amended[s.RESCHEDULE],

@@ -67,7 +67,7 @@ def take(vhost, queue, transport="pyamqp"):
 def compared(message):
     """What a worker sees, but for what names the sending process."""
     headers = {name: value for name, value in message.headers.items() if name != "origin"}
-    properties = {name: each for name, each in message.properties.items() if name != "reply_to"}
+    properties = {name: value for name, value in message.properties.items() if name != "reply_to"}
     if "expiration" in properties:  # milliseconds from the publish, the later the fewer
         properties["expiration"] = DAY * 2 < int(properties["expiration"]) <= DAY * 3
     return (
@@ -244,7 +244,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
 
     sent = {each.row.task_id: each for each in send(vhost, rows())}
 
-    assert [sent[each].status for each in "23"] == [s.PUBLISHED] * 2
+    assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
         assert sent["1"].status == s.PUBLISHED
     else:
@@ -262,8 +262,8 @@ def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_
     app.conf.task_queues = [mail]
     monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
     row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
-    [each] = sent_by(Sender(Target(app="quorum_of_this_test:app")), [row])
-    assert (each.status, each.queue) == (s.PUBLISHED, "post/m")
+    [one] = sent_by(Sender(Target(app="quorum_of_this_test:app")), [row])
+    assert (one.status, one.queue) == (s.PUBLISHED, "post/m")
 
 
 def test_each_target_gets_its_own_whatever_the_environment_says(broker, vhost, monkeypatch):
@@ -357,7 +357,7 @@ def test_what_a_full_queue_rejects_is_told(vhost):
     row["routing_key"] = "full"
     sent = send(vhost, [row, row])
     # Which of them, the broker decides as they come.
-    assert s.NACKED in [each.status for each in sent]
+    assert s.NACKED in [outcome.status for outcome in sent]
 
 
 def test_a_rate_is_kept(vhost):
@@ -365,7 +365,7 @@ def test_a_rate_is_kept(vhost):
     begin = time.monotonic()
     sent = send(vhost, rows, rate=20)
     assert time.monotonic() - begin > 0.9
-    assert {each.status for each in sent} == {s.PUBLISHED}
+    assert {outcome.status for outcome in sent} == {s.PUBLISHED}
 
 
 @pytest.mark.own_broker
@@ -405,7 +405,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
             yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
     sent = send(vhost, rows())
-    assert {(each.action, each.status) for each in sent} == {
+    assert {(outcome.action, outcome.status) for outcome in sent} == {
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
@@ -424,7 +424,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 
 def amended(vhost, rows, **target):
-    rows = [{"task_id": each, "action": action, "eta": eta} for each, action, eta in rows]
+    rows = [{"task_id": id_, "action": action, "eta": eta} for id_, action, eta in rows]
     return {each.row.task_id: each for each in send(vhost, rows, **target)}
 
 
@@ -438,10 +438,10 @@ def verdict(vhost):
         def verdict(task_id):
             amendments.reader.catch_up()
             now = time.time_ns() // 1_000_000
-            found = amendments.memory.judge(
+            judgement = amendments.memory.judge(
                 {"application_headers": {"id": task_id, "task": "t"}}, now
             )
-            return found and (found.reason, found.due)
+            return judgement and (judgement.reason, judgement.due)
 
         yield verdict
 
@@ -453,10 +453,10 @@ def test_rows_cancel_and_reschedule_as_the_functions_do(vhost, verdict):
     rows += [("due", s.CANCEL, MICROS), ("past", s.CANCEL, micros(-60))]
     rows += [(f"later {number}", s.RESCHEDULE, MICROS + 1) for number in range(1500)]
     sent = amended(vhost, rows)
-    assert {each.status for each in sent.values()} == {s.RECORDED}
+    assert {outcome.status for outcome in sent.values()} == {s.RECORDED}
     assert len(sent) == len(rows)
-    assert all(each.published_at for each in sent.values())
-    assert {verdict(each) for each in ("0", "1499", "due", "past")} == {("cancelled", 0)}
+    assert all(outcome.published_at for outcome in sent.values())
+    assert {verdict(id_) for id_ in ("0", "1499", "due", "past")} == {("cancelled", 0)}
     # To the millisecond, and not early.
     assert verdict("later 1499") == ("postponed", -(-(MICROS + 1) // 1000))
     assert verdict("another") is None
@@ -480,7 +480,7 @@ def test_rows_due_later_than_records_are_kept_are_cancelled_by_those_that_wait(v
     settings = {"amendments_max_age": "20s"}
     rows = [(f"{number}", s.CANCEL, micros(86400 + number)) for number in range(20)]
     sent = amended(vhost, rows, settings=settings)
-    assert {each.status for each in sent.values()} == {s.RECORDED}
+    assert {outcome.status for outcome in sent.values()} == {s.RECORDED}
 
     def waiting():
         names = {row["name"]: row.get("messages", 0) for row in vhost.queues()}
@@ -511,7 +511,7 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
     today = time.time() // 86400
     due, eta = (round((today + days) * 86400 * 1_000_000) for days in (first, last))
     send(vhost, [{"task_id": "a", "action": s.CANCEL, "due": due, "eta": eta}])
-    assert [round(each / DAY - today) for each in aheads] == ahead
+    assert [round(moment / DAY - today) for moment in aheads] == ahead
     assert len(writes) == at_once
 
 
@@ -554,7 +554,9 @@ def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
 
     monkeypatch.setattr(Amendments, "write", breaks)
     sent = amended(vhost, [("a", s.CANCEL, None), ("b", s.RESCHEDULE, micros(600))])
-    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("ab", s.RECORDED)
+    assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
+        "ab", s.RECORDED
+    )
 
 
 def keyed(*names):

@@ -143,8 +143,8 @@ routes = st.sampled_from(
         {"other": "post"},
     ]
 )
-serializers = [each for each in ("json", "pickle", "yaml", "msgpack") if each in
-               ("json", "pickle") or find_spec(each)]  # fmt: skip
+serializers = [serializer for serializer in ("json", "pickle", "yaml", "msgpack") if serializer in
+               ("json", "pickle") or find_spec(serializer)]  # fmt: skip
 configurations = st.fixed_dictionaries(
     {
         "task_routes": routes,
@@ -203,8 +203,8 @@ def test_a_message_is_byte_for_byte_what_send_task_makes(
 def calls(number=4, **fields):
     eta = NOW + timedelta(days=1)
     return [
-        call(f"id-{each}", args=[each], kwargs={"number": each}, eta=eta, **fields)
-        for each in range(number)
+        call(f"id-{place}", args=[place], kwargs={"number": place}, eta=eta, **fields)
+        for place in range(number)
     ]
 
 
@@ -212,15 +212,15 @@ def test_the_first_two_of_a_kind_are_made_by_send_task_and_all_others_filled_in(
     by_send_task = []
     send = Call.send
 
-    def count(*each):
-        by_send_task.append(each)
-        send(*each)
+    def count(*call):
+        by_send_task.append(call)
+        send(*call)
 
     monkeypatch.setattr(Call, "send", count)
     app = Celery("shop", set_as_current=False)
     publish, producer = by_templates(app), Recorder()
-    for each in [*calls(5), *calls(5, queue="mail")]:
-        assert publish(producer, each) is None
+    for asked in [*calls(5), *calls(5, queue="mail")]:
+        assert publish(producer, asked) is None
     assert len(by_send_task) == 4
     assert len(producer.written) == 10
 
@@ -349,7 +349,10 @@ def test_results_are_awaited_as_send_task_does(monkeypatch):
     app = Celery("shop", set_as_current=False)
     asked: list[str] = []
     monkeypatch.setattr(
-        type(app.backend), "on_task_call", lambda *each: asked.append(each[-1]), raising=False
+        type(app.backend),
+        "on_task_call",
+        lambda *arguments: asked.append(arguments[-1]),
+        raising=False,
     )
     compare(app, calls(4))
-    assert asked == [f"id-{each}" for each in range(4)] * 2
+    assert asked == [f"id-{number}" for number in range(4)] * 2
