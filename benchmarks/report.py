@@ -72,6 +72,12 @@ _HERD = (
     Column("consumer's CPU, µs", "consumer_us"),
     Column("missing", "missing"),
 )
+_SPARK = (
+    Column("tasks", "tasks", "{:,.0f}"),
+    Column("tasks a second", "rate", "{:,.0f}"),
+    Column("least", "rate", "{:,.0f}", of="least"),
+    Column("most", "rate", "{:,.0f}", of="most"),
+)
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
     "burst-classic": _TRAVEL,
@@ -150,13 +156,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
     ),
     "spark": (
-        Column("tasks", "tasks", "{:,.0f}"),
-        Column("tasks a second", "rate", "{:,.0f}"),
-        Column("least", "rate", "{:,.0f}", of="least"),
-        Column("most", "rate", "{:,.0f}", of="most"),
+        *_SPARK,
         Column("of Spark, while it publishes", "publishing", "{:,.0f}"),
         Column("Python's CPU, µs a task", "python_us"),
     ),
+    "spark-tables": _SPARK,
 }
 
 
@@ -181,6 +185,7 @@ def titles_of(section: str) -> Mapping[str, str]:
         "publishing": WAY_TITLES,
         "pairs": PAIR_TITLES,
         "spark": SPARK_TITLES,
+        "spark-tables": SPARK_TITLES,
         "amendments": CASES,
         "waiting": {},
         "worker": {},
@@ -232,7 +237,7 @@ def _markdown(rows: list[list[str]]) -> str:
 
 def _footnote(section: str, result: Row) -> str:
     on = result["machine"]
-    spark = f", PySpark {on['pyspark']}" if section == "spark" else ""
+    spark = f", PySpark {on['pyspark']}" if section.startswith("spark") else ""
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
         f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"

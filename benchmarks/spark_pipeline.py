@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from itertools import count
 from pathlib import Path
@@ -33,9 +34,10 @@ from kombu_binary_delay.spark.publish import Progress, publish, receipts_of
 from kombu_binary_delay.spark.send import Sender, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dev.broker import Broker
+
+#: For each row, the number of tasks, and what handles them.
+Calls = dict[str, tuple[int, Callable[[], object]]]
 
 OURS = "kombu_binary_delay:Transport"
 CONFIRM = {"confirm_publish": True}
@@ -43,49 +45,67 @@ CONFIRM = {"confirm_publish": True}
 PUBLISHED, LOOPED, RECKONED = 100_000, 10_000, (1_000_000, 5_000_000, 20_000_000)
 
 
-def pipeline(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Measure in turns the tasks per second, from end to end."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-bench-"))
-        spark = _session()
-        stack.callback(spark.stop)
+def publishing(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Measure in turns the tasks published per second, from end to end."""
+    with _session() as (spark, folder):
         few, tasks = scale.pick(LOOPED, 20), scale.pick(PUBLISHED, 200)
         by_spark = _by_spark(spark, broker, folder)
-        # For each row, the number of tasks, and what handles them.
-        calls: dict[str, tuple[int, Callable[[], object]]] = {
+        calls: Calls = {
             "publish: Celery": (few, partial(_by_celery, broker, few)),
             "publish: Celery, batch": (few, partial(_by_celery_batch, broker, few)),
             "publish: Kombu": (few, partial(_by_kombu, broker, few)),
             "publish: template": (tasks, partial(_alone, broker, tasks)),
             "publish: Spark": (tasks, partial(by_spark, tasks)),
         }
+        # What Spark compiles at the first job of a kind is paid once, whatever the number of rows.
+        if not scale.quick:
+            by_spark(100)
+        return _measured(calls, scale)
+
+
+def reckoning(_: Broker, scale: Scale) -> dict[str, Row]:
+    """Measure in turns the tasks planned and audited per second."""
+    with _session() as (spark, folder):
         reckoned = {
             rows: _reckoned(_events(spark, rows, f"{folder}/{rows}"), folder)
             for rows in scale.pick(RECKONED, (1_000,))
         }
+        calls: Calls = {}
         for name in next(iter(reckoned.values())):
             calls |= {f"{name}: {rows:,}": (rows, row[name]) for rows, row in reckoned.items()}
-        # What Spark compiles at the first job of a kind is paid once, whatever the number of rows.
         if not scale.quick:
-            by_spark(100)
             for call in next(iter(reckoned.values())).values():
                 call()
-
-        def measure(name: str) -> Row:
-            tasks, call = calls[name]
-            begin, used = time.perf_counter(), _python_cpu()
-            progress = call()
-            row = {"tasks": tasks, "rate": tasks / (time.perf_counter() - begin)}
-            if name.startswith("publish"):
-                row["python_us"] = (_python_cpu() - used) / tasks * 1e6
-            if isinstance(progress, Progress):
-                row["publishing"] = progress.rate
-            return row
-
-        return summary(in_turns(list(calls), scale, measure, "spark"))
+        return _measured(calls, scale)
 
 
-def _session() -> SparkSession:
+def _measured(calls: Calls, scale: Scale) -> dict[str, Row]:
+    def measure(name: str) -> Row:
+        tasks, call = calls[name]
+        begin, used = time.perf_counter(), _python_cpu()
+        progress = call()
+        row = {"tasks": tasks, "rate": tasks / (time.perf_counter() - begin)}
+        if name.startswith("publish"):
+            row["python_us"] = (_python_cpu() - used) / tasks * 1e6
+        if isinstance(progress, Progress):
+            row["publishing"] = progress.rate
+        return row
+
+    return summary(in_turns(list(calls), scale, measure, "spark"))
+
+
+@contextmanager
+def _session() -> Iterator[tuple[SparkSession, str]]:
+    """Yield a Spark session, and a folder for its tables."""
+    with tempfile.TemporaryDirectory(prefix="spark-bench-") as folder:
+        spark = _spark()
+        try:
+            yield spark, folder
+        finally:
+            spark.stop()
+
+
+def _spark() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return (
         SparkSession.builder.master("local[2]")

@@ -189,8 +189,8 @@ class Sent:
 
     def __init__(self, row: Row) -> None:
         self.row = row
-        #: The due time in the row; None if none.
-        self.asked = row.eta
+        #: The due time in the row; None if none, and before a countdown has begun.
+        self.asked = row.eta if row.countdown is None else None
         #: How much later it arrives, on purpose.
         self.jitter = 0
         #: When it was begun, or recorded; None before.

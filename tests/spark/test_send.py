@@ -21,10 +21,12 @@ from kombu_binary_delay.amendments.record import Supersede
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.ladder.delay import spread
 from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
-from kombu_binary_delay.spark.send import _PAUSE, Row, Sender, Target, _Producer
+from kombu_binary_delay.spark.publish import receipts_of
+from kombu_binary_delay.spark.send import _PAUSE, Row, Sender, Sent, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 
@@ -38,13 +40,13 @@ def micros(seconds):
     return time.time_ns() // 1000 + round(seconds * 1_000_000)
 
 
-def send(vhost, rows, settings=None, **target):
+def send(vhost, rows, settings=None, size=10_000, **target):
     # On the ladder with the fewest queues.
     target["settings"] = {"radix": 2, **(settings or {})}
-    return sent_by(Sender(Target(vhost.url, **target)), rows)
+    return sent_by(Sender(Target(vhost.url, **target)), rows, size)
 
 
-def batches(rows, size=100):
+def batches(rows, size=10_000):
     """Yield rows as Spark does."""
     kinds = {"eta": pa.int64(), "due": pa.int64(), "expires": pa.int64(), "priority": pa.int32()}
     kinds["countdown"] = pa.float64()
@@ -54,7 +56,7 @@ def batches(rows, size=100):
         yield pa.RecordBatch.from_pylist(part, schema)
 
 
-def sent_by(sender, rows, size=100):
+def sent_by(sender, rows, size=10_000):
     return [each for _, part in sender.send(batches(rows, size)) for each in part]
 
 
@@ -139,7 +141,23 @@ def test_a_delayed_message_waits_and_comes_as_it_was(vhost):
     message = wait_until(lambda: take(vhost, "celery", OURS))
     assert time.time_ns() // 1000 >= sent.due
     assert message.headers["id"] == "an-id"
-    assert sent.hops > 0
+
+
+def test_a_receipt_has_the_queues_in_which_a_message_waits():
+    ladder = Target(settings={"radix": 10, "levels": 5, "tick": 250}).ladder()
+    delays = [0, 1, 249_999, 250_000, 250_001, 2_500_000, 1_234_567_890, -5]
+    rows = [Sent(Row(f"{n}", eta=MICROS + delay)) for n, delay in enumerate(delays)]
+    for sent in rows:
+        sent.published_at, sent.queue, sent.status = MICROS, "q", s.PUBLISHED
+    rows[1].status = rows[2].queue = None
+    [batch] = batches([{"task_id": sent.row.task_id} for sent in rows])
+    batch = batch.append_column("key", pa.nulls(len(rows), pa.string()))
+    receipts = receipts_of(batch, rows, "j", ladder, (3, 1)).to_pylist()
+    waited = {row["task_id"]: row["hops"] for row in receipts}
+    expected = {f"{n}": hops(ladder.digits(max(d, 0) / 1000)) for n, d in enumerate(delays)}
+    del expected["1"]
+    assert waited == {**expected, "2": None}
+    assert {(row["job_id"], row["partition"], row["attempt"]) for row in receipts} == {("j", 3, 1)}
 
 
 def test_settings_choose_the_ladder(vhost):
@@ -207,7 +225,12 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         arguments = {"x-queue-type": "quorum"}
         Queue("mail", queue_arguments=arguments)(connection.default_channel).declare()
     rows = [
-        {"task": "t", "task_id": f"{number}", "countdown": 60.0, "queue": number % 2 and "mail"}
+        {
+            "task": "t",
+            "task_id": f"{number}",
+            "countdown": 60.0,
+            "queue": "mail" if number % 2 else None,
+        }
         for number in range(6)
     ]
     sent = {each.row.task_id: each for each in send(vhost, rows)}
@@ -242,7 +265,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {each.row.task_id: each for each in send(vhost, rows())}
+    sent = {each.row.task_id: each for each in send(vhost, rows(), size=1)}
 
     assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
@@ -404,7 +427,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
             yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
             yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
-    sent = send(vhost, rows())
+    sent = send(vhost, rows(), size=100)
     assert {(outcome.action, outcome.status) for outcome in sent} == {
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
@@ -525,22 +548,21 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
 @pytest.mark.parametrize("action", [s.PUBLISH, s.RESCHEDULE])
 def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypatch, action):
     monkeypatch.setattr(sending, "_SOON", 0.0)
-    write, written, before_the_last = Amendments.write, list[object](), list[object]()
+    write, written = Amendments.write, list[int]()
 
-    def counts(amendments, records):
+    def notes(amendments, records):
         write(amendments, records)
-        written.append(records)
+        written.append(time.time_ns() // 1000)
 
-    monkeypatch.setattr(Amendments, "write", counts)
+    monkeypatch.setattr(Amendments, "write", notes)
+    rows = [
+        {"task_id": "a", "action": s.CANCEL},
+        {"action": action, "task": "t", "task_id": "b", "eta": MICROS},
+        {"task": "t", "task_id": "c", "eta": MICROS},
+    ]
 
-    def rows():
-        yield {"task_id": "a", "action": s.CANCEL}
-        yield {"action": action, "task": "t", "task_id": "b", "eta": MICROS}
-        before_the_last[:] = written
-        yield {"task": "t", "task_id": "c", "eta": MICROS}
-
-    assert len(send(vhost, rows())) == 3
-    assert len(before_the_last) == 1
+    *_, last = send(vhost, rows, rate=2)
+    assert written[0] <= (last.published_at or 0)
 
 
 def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
