@@ -74,7 +74,8 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "periodic": periodic.periodic,
     "wal": wal.wal,
     # The last, since what runs Spark stays in memory until we end.
-    "spark": spark_pipeline.pipeline,
+    "spark": spark_pipeline.publishing,
+    "spark-tables": spark_pipeline.reckoning,
 }
 
 
