@@ -1,0 +1,38 @@
+"""What a channel keeps in mind of a program's calls, on the broker of the kit."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Connection
+
+from tests.testing.programs import OURS
+
+
+def publish(channel, key, exchange="", **headers):
+    message = channel.prepare_message(b"", headers=headers)
+    channel.basic_publish(message, exchange, key)
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
+def test_of_two_bindings_that_differ_in_arguments_the_last_ends_the_delayed_route(delayed, kind):
+    with Connection("amqp://", transport=OURS) as connection:
+        channel = connection.default_channel
+        channel.exchange_declare("post", kind, auto_delete=False)
+        channel.queue_declare("mail", auto_delete=False)
+        for number in (1, 2):
+            channel.queue_bind("mail", "post", "k", arguments={"number": number})
+
+        def arrives():
+            parked = len(delayed.parked())
+            publish(channel, "k", "post", **{"x-delay": 2000})
+            delayed.advance(seconds=3)
+            assert (channel.basic_get("mail", no_ack=True) is None) == len(
+                delayed.parked()
+            ) - parked
+            return len(delayed.parked()) == parked
+
+        assert arrives()
+        channel.queue_unbind("mail", "post", "k", arguments={"number": 1})
+        assert arrives()
+        channel.queue_unbind("mail", "post", "k", arguments={"number": 2})
+        assert not arrives()
