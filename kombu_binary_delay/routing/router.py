@@ -216,6 +216,9 @@ class Router:
 
     def consuming(self) -> Steps:
         """Repeat what was bound so far for delayed messages: the connection begins to consume."""
+        if self.relies_on_others:
+            # A publish that waits could run the program's code. So the next one looks by itself.
+            self.relies_on_others, self.known.looked = False, 1
         if self.known.declares:
             yield from self._routes.consuming()
 

@@ -719,6 +719,10 @@ def test_a_connection_asks_nothing_that_another_of_its_process_found_within_half
     assert connection.publish(delay=63 * SECOND)[0] == []
     assert connection.router.relies_on_others
 
+    connection.consume()
+    assert not connection.router.relies_on_others
+    assert any(isinstance(done, Look) for done in connection.publish(delay=63 * SECOND)[0])
+
     process.now += LOOK_AGAIN
     assert process.connect().publish(delay=64 * SECOND)[0] != []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kombu import Connection
 
+from kombu_binary_delay import PublishBatch
 from tests.testing.programs import OURS
 
 
@@ -36,3 +37,21 @@ def test_of_two_bindings_that_differ_in_arguments_the_last_ends_the_delayed_rout
         assert arrives()
         channel.queue_unbind("mail", "post", "k", arguments={"number": 2})
         assert not arrives()
+
+
+def test_a_batch_that_publishes_first_leaves_no_later_publish_waiting_for_the_broker(delayed):
+    for _ in range(2):
+        with Connection("amqp://", transport=OURS) as connection:
+            connection.default_channel.queue_declare("mail", auto_delete=False)
+            publish(connection.default_channel, "mail", **{"x-delay": 2000})
+    with Connection("amqp://", transport=OURS) as connection:
+        channel = connection.default_channel
+        came: list[object] = []
+        with PublishBatch(channel) as batch:
+            message = channel.prepare_message(b"", headers={"x-delay": 2000})
+            batch.publish(message, "", "mail")
+        delayed.advance(seconds=3)
+        channel.basic_consume("mail", no_ack=True, callback=came.append)
+        publish(channel, "mail", **{"x-delay": 2000})
+        # py-amqp itself reads what may be the reason why a connection is blocked.
+        assert len(came) <= 1
