@@ -282,6 +282,7 @@ class ChannelMixin(_Above):
             self.following.consumes(queue, tag)
             return super().basic_consume(queue, tag, *options, *args, **kwargs)
         except BaseException:
+            self.following.forget_consumer(tag)
             self.callbacks.pop(tag, None)
             self.no_ack_consumers.discard(tag)
             raise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from amqp.exceptions import FrameSyntaxError
 from kombu import Connection
 
 from kombu_binary_delay import PublishBatch
+from kombu_binary_delay.wire.following import is_consuming
 from tests.testing.programs import OURS
 
 
@@ -55,3 +57,12 @@ def test_a_batch_that_publishes_first_leaves_no_later_publish_waiting_for_the_br
         publish(channel, "mail", **{"x-delay": 2000})
         # py-amqp itself reads what may be the reason why a connection is blocked.
         assert len(came) <= 1
+
+
+def test_a_consumer_that_could_not_begin_is_forgotten(delayed):
+    with Connection("amqp://", transport=OURS) as connection:
+        channel = connection.default_channel
+        channel.queue_declare("mail", auto_delete=False)
+        with pytest.raises(FrameSyntaxError):
+            channel.basic_consume("mail", callback=print, arguments={"x": object()})
+        assert not is_consuming(connection.connection)
