@@ -6,7 +6,7 @@ import pytest
 from amqp.exceptions import FrameSyntaxError
 from kombu import Connection
 
-from kombu_binary_delay import PublishBatch
+from kombu_binary_delay import Outcome, PublishBatch
 from kombu_binary_delay.wire.following import is_consuming
 from tests.testing.programs import OURS
 
@@ -66,3 +66,18 @@ def test_a_consumer_that_could_not_begin_is_forgotten(delayed):
         with pytest.raises(FrameSyntaxError):
             channel.basic_consume("mail", callback=print, arguments={"x": object()})
         assert not is_consuming(connection.connection)
+
+
+def test_a_batch_that_a_callback_closes_during_a_publish_does_not_take_the_message(delayed):
+    with Connection("amqp://", transport=OURS) as connection:
+        channel = connection.channel()
+        outcomes: list[Outcome] = []
+        channel.queue_declare("mail", auto_delete=False)
+        batch = PublishBatch(channel, on_outcome=outcomes.append)
+        consumer = connection.channel()
+        consumer.basic_consume("mail", no_ack=True, callback=lambda _: batch.close())
+        publish(channel, "mail")
+        message = channel.prepare_message(b"", headers={"x-delay": 3_600_000})
+        with pytest.raises(RuntimeError, match="closed"):
+            batch.publish(message, "", "mail", tag=1)
+        assert outcomes == []
