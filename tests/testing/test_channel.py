@@ -81,3 +81,26 @@ def test_a_batch_that_a_callback_closes_during_a_publish_does_not_take_the_messa
         with pytest.raises(RuntimeError, match="closed"):
             batch.publish(message, "", "mail", tag=1)
         assert outcomes == []
+
+
+def test_a_publish_within_a_callback_leaves_the_limit_of_the_one_that_it_interrupts(delayed):
+    limits: list[float] = []
+    options = {"confirm_publish": True}
+    with Connection("amqp://", transport=OURS, transport_options=options) as connection:
+        channel = connection.channel()
+        channel.queue_declare("mail", auto_delete=False)
+        consumer = connection.channel()
+        consumer.basic_consume("mail", no_ack=True, callback=lambda _: publish(channel, "mail2"))
+        way_out = channel.mechanism.way_out
+        ready = way_out.ready
+
+        def noting(properties, destination, limit, **options):
+            limits.append(limit)
+            return ready(properties, destination, limit, **options)
+
+        way_out.ready = noting
+        with Connection("amqp://", transport=OURS) as other:
+            publish(other.channel(), "mail")
+        message = channel.prepare_message(b"", headers={"x-delay": 2000})
+        channel.basic_publish(message, "", "mail", confirm_timeout=5)
+        assert limits == [5]
