@@ -16,7 +16,7 @@ import time_machine
 from kombu import Connection, Queue
 
 from kombu_binary_delay import DelayError, cancel
-from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
+from kombu_binary_delay.testing import Delayed, DelayedOnBroker, KitError, StandsStillError, call
 from tests.testing.programs import OURS, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +232,15 @@ def test_an_eta_of_any_zone_is_kept_whatever_the_zone_of_the_app(delayed, shop, 
     shop.note.apply_async(("countdown",), countdown=3600)
     delayed.run_until_idle()
     assert [ran.at for ran in delayed.ran()] == [due] * 7
+
+
+def test_what_a_real_broker_cannot_do_is_an_error_that_says_so():
+    with DelayedOnBroker() as delayed:
+        with pytest.raises(KitError, match="to advance by 3600 s takes as long"):
+            delayed.advance(hours=1)
+        for fault in (delayed.duplicate_next, delayed.crash_worker, delayed.outage):
+            with pytest.raises(KitError, match="faults can be had only in memory"):
+                fault()
 
 
 def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):
