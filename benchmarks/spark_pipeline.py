@@ -154,7 +154,7 @@ def _alone(broker: Broker, tasks: int) -> None:
 
 
 def _python_cpu() -> dict[int, float]:
-    """Return the seconds of CPU that this process and each of Spark's Python processes have used."""
+    """Return the seconds of CPU of this process and of each of Spark's Python processes."""
     used = {os.getpid(): time.process_time()}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
