@@ -297,6 +297,9 @@ class WayOut:
 
     def note(self, out: Outgoing) -> None:
         """Write the event of a message that was sent to the journal."""
+        if out.due is not None:
+            # The next one need not wait: of one that was sent by a batch, the confirm says it.
+            self._router.relies_on_others = False
         if out.is_delayed and self._journal is not None:
             self._journal.scheduled(out.properties, out.exchange, out.routing_key)
         if watch.published and out.due is not None:

@@ -216,6 +216,9 @@ class Router:
 
     def consuming(self) -> Steps:
         """Repeat what was bound so far for delayed messages: the connection begins to consume."""
+        if self.relies_on_others:
+            # A publish that waits could run the program's code. So the next one looks by itself.
+            self.relies_on_others, self.known.looked = False, 1
         if self.known.declares:
             yield from self._routes.consuming()
 
@@ -288,20 +291,19 @@ class Router:
         known = self.known.queues.setdefault(queue, KnownQueue(refuses, temporary))
         known.rejects, known.is_temporary = refuses, temporary
 
-    def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+    def bound(self, binding: UserBinding, arguments: Mapping[str, Any] | None = None) -> Steps:
         """Remember a binding, and repeat it if this connection delays or consumes."""
-        if self._is_repeated(exchange, destination):
-            binding = UserBinding(exchange, destination, key, to_queue)
-            self.known.bindings.add(binding)
+        if self._is_repeated(binding.exchange, binding.destination):
+            self.known.bindings.add(binding, arguments)
             # The program may bind again because our bindings were deleted.
-            self.known.existing -= {binding, ("mirror", exchange), ("mirror", destination)}
+            mirrors = {("mirror", end) for end in binding.ends}
+            self.known.existing -= {binding, *mirrors}
             yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
-    def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+    def unbound(self, binding: UserBinding, arguments: Mapping[str, Any] | None = None) -> Steps:
         """Remove what :meth:`bound` made, here or in another process."""
-        if self._is_repeated(exchange, destination):
-            binding = UserBinding(exchange, destination, key, to_queue)
-            self.known.bindings.discard(binding)
+        is_repeated = self._is_repeated(binding.exchange, binding.destination)
+        if is_repeated and self.known.bindings.remove(binding, arguments):
             self.known.shared.forget()
             if self.known.declares:
                 yield from log_refusals(self._routes.mirrors.remove(binding))

@@ -22,6 +22,7 @@ from kombu_binary_delay.routing.commands import (
     Unbind,
     Warn,
 )
+from kombu_binary_delay.routing.knowledge import UserBinding
 from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
 from tests.simulated_broker import SimulatedBroker
 
@@ -53,11 +54,11 @@ class Connection:
 
     def bind(self, queue, exchange, key):
         self.broker.declare(Part(bindings=(Binding(exchange, queue, key),)))
-        return self.run(self.router.bound(exchange, queue, key, to_queue=True))
+        return self.run(self.router.bound(UserBinding(exchange, queue, key, to_queue=True)))
 
     def bind_exchange(self, destination, source, key):
         self.broker.declare(Part(bindings=(Binding(source, destination, key, to_queue=False),)))
-        return self.run(self.router.bound(source, destination, key, to_queue=False))
+        return self.run(self.router.bound(UserBinding(source, destination, key, to_queue=False)))
 
     def look(self):
         return self.run(self.router.look(self.now))
@@ -520,9 +521,30 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     connection.bind("q", "x", "k")
     broker.unbind(Binding("x", "q", "k"))
 
-    done = connection.run(connection.router.unbound("x", "q", "k", to_queue=True))
+    done = connection.run(connection.router.unbound(UserBinding("x", "q", "k", to_queue=True)))
 
     assert len([command for command in done if isinstance(command, Unbind)]) == 2
+    assert connection.reached("k", "x") == [connection.topology.parking]
+
+
+@pytest.mark.parametrize("forgets", ["unbind", "delete"])
+def test_bindings_that_differ_in_arguments_are_one_until_the_last_is_gone(broker, forgets):
+    connection = Connection(broker)
+    connection.exchange("x", "direct")
+    connection.queue("q")
+    connection.consume()
+    connection.bind("q", "x", "k")
+    binding = UserBinding("x", "q", "k", to_queue=True)
+    connection.run(connection.router.bound(binding, {"a": 1}))
+    broker.unbind(Binding("x", "q", "k"))
+
+    if forgets == "delete":
+        connection.run(connection.router.deleted_queue("q"))
+        assert not connection.router.known.bindings
+        return
+    assert connection.run(connection.router.unbound(binding, {})) == []
+    assert connection.reached("k", "x") == ["q"]
+    connection.run(connection.router.unbound(binding, {"a": 1}))
     assert connection.reached("k", "x") == [connection.topology.parking]
 
 
