@@ -66,10 +66,12 @@ def differences(run):
 
 def test_a_revoke_on_amazon_mq_declares_nothing_and_says_so_once(amazon, vhost, connect, caplog):
     connection = connect(url=amazon, binary_delay={"journal": "stream"})
-    app = Celery("shop")
+    app = Celery("shop", broker=amazon)
+    app.conf.broker_transport = connection.transport_cls
     with caplog.at_level(logging.WARNING):
-        app.control.revoke("a", connection=connection)
-        app.control.revoke(["b", "c"], connection=connection)
+        app.control.revoke("a")
+        app.control.revoke(["b", "c"])
+        app.pool.force_close_all()
         for refused in (
             lambda: cancel("a", connection=connection),
             lambda: reschedule("a", countdown=9, connection=connection),
