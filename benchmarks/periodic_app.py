@@ -19,7 +19,7 @@ app.conf.beat_max_loop_interval = 5
 app.conf.result_expires = None
 
 
-@app.task(name="note")
+@app.task(name="note", shared=False)
 def note(number: int) -> None: ...
 
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from threading import RLock
 from typing import Any, NamedTuple, Self
@@ -47,7 +48,8 @@ _UNRECORDED = "it was published, but not recorded, so what it supersedes is deli
 _LAST_WORD = 1.0
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """The outcome of one message of a batch.
 
     :param tag: the publisher's name for it; None if it has none.

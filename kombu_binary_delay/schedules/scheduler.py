@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import amqp
 import kombu
@@ -38,7 +38,7 @@ from kombu_binary_delay.wire.undecodable import take_undecodable
 from . import definitions, series
 from .definitions import SKIP, Definitions, Schedule
 from .listing import Names, read_progress
-from .series import OVERDUE, Occurrence, Progress, expected, step
+from .series import OVERDUE, Occurrence, Progress, Step, expected, step
 from .store import Store, message
 
 logger = get_logger(__name__)
@@ -54,6 +54,8 @@ _NOTE_EVERY, _LOOK_EVERY, _ASK_EVERY = 2.0, 1.0, 15.0
 _PATIENCE = 30.0
 #: After how long a run is tried again that finds no queue, in milliseconds.
 _AGAIN = 30_000
+_UNKNOWN = Step(dropped="its due times cannot be computed here")
+_T = TypeVar("_T")
 #: What a scheduler sends itself to learn that it is active.
 _ASKED = "{}"
 
@@ -253,7 +255,7 @@ class Scheduler:
     def _expects(self, schedule: Schedule) -> int | None:
         if schedule.name not in self._expected:
             last = self._progress.get(schedule.name, Progress()).due
-            self._expected[schedule.name] = expected(schedule, last)
+            self._expected[schedule.name] = _computed(schedule, expected, schedule, last)
         return self._expected[schedule.name]
 
     def _handle(self, occurrences: Iterable[Occurrence]) -> None:
@@ -264,7 +266,7 @@ class Scheduler:
         for occurrence in occurrences:
             name, schedule = occurrence.schedule, self._definitions.get(occurrence.schedule)
             before = progress.get(name, Progress())
-            done = step(schedule, occurrence, before.due, now)
+            done = _computed(schedule, step, schedule, occurrence, before.due, now) or _UNKNOWN
             if done.dropped or schedule is None:
                 logger.debug("dropped %s: %s", _shown(name, occurrence.due), done.dropped)
                 continue
@@ -419,6 +421,18 @@ def send(app: Any, run: Run, producer: Any, names: Names, delay: int = 0) -> Any
     if task is not None:
         return task.apply_async(schedule.args, schedule.kwargs, **given)
     return app.send_task(schedule.task, schedule.args, schedule.kwargs, **given)
+
+
+def _computed(schedule: Schedule | None, function: Callable[..., _T], *given: Any) -> _T | None:
+    """Return what follows for a schedule; None if that cannot be computed here.
+
+    A zone or a library may be missing: that must not hold up other schedules.
+    """
+    try:
+        return function(*given)
+    except Exception:
+        logger.exception("no due time of %s can be computed", schedule and schedule.name)
+        return None
 
 
 def _shown(name: str, due: int) -> str:

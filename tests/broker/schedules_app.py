@@ -24,7 +24,7 @@ app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = True
 app.conf.result_expires = None
 
 
-@app.task(name="note", bind=True)
+@app.task(name="note", bind=True, shared=False)
 def note(self: Any) -> None:
     run = self.request.headers["x-schedule"]
     line = f"{run['name']} {run['due']} {time.time():.3f} {self.request.id}\n"

@@ -81,10 +81,8 @@ def test_a_revoke_on_amazon_mq_declares_nothing_and_says_so_once(amazon, vhost, 
                 refused()
     assert vhost.queues() == []
     assert [exchange["name"] for exchange in vhost.exchanges()] == ["celery.pidbox"]  # Celery's
-    said = [record.getMessage() for record in caplog.records if AMAZON in record.getMessage()]
-    assert [text.partition(" ")[0] for text in said] == ["the", "a"]
-    assert said[0].startswith("the journal is written to")
-    assert said[1].startswith("a revoke is not recorded")
+    said = sorted(text for text in caplog.messages if AMAZON in text)
+    assert [text.partition(" is ")[0] for text in said] == ["a revoke", "the journal"]
 
 
 def test_delays_work_on_amazon_mq_and_no_command_makes_a_stream(amazon, vhost, connect, run):

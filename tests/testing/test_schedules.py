@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
+from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 import time_machine
@@ -168,6 +169,20 @@ def test_what_finds_no_queue_is_parked_and_holds_up_no_other(delayed, shop):
     delayed.advance(minutes=2, seconds=40)
     assert len(ran(delayed, "good")) == 2
     assert len(delayed.parked()) == 2
+
+
+def test_a_schedule_whose_zone_a_worker_does_not_know_holds_up_no_other(delayed, shop):
+    apply(shop, odd=entry(crontab()), good=entry(60.0, "good"))
+    following = When.following
+
+    def unknown(when, last):
+        if when.kind == "crontab":
+            raise ZoneInfoNotFoundError(when.zone)
+        return following(when, last)
+
+    with patch.object(When, "following", unknown):
+        delayed.advance(minutes=2, seconds=1)
+    assert len(ran(delayed, "good")) == 2
 
 
 SCHEDULES = {
