@@ -342,7 +342,7 @@ class WayOut:
                 # Twice: what a shorter delay passes may be something else.
                 for _ in range(2):
                     if plan.needs:
-                        _prepare(router, self._executor, plan.needs, now)
+                        self._executor.run(router.prepare(plan.needs, now))
                     if due is None or due <= now:
                         break
                     # That took time, which is a part of the delay; at least one tick remains.
@@ -450,7 +450,7 @@ def through(  # noqa: PLR0913 - by what, from where, to where, and what that nee
     """
     now = time.time_ns() // 1000
     plan, enter = router.plan_through(exchange, destination, due, now)
-    _prepare(router, executor, plan.needs, now)
+    executor.run(router.prepare(plan.needs, now))
     command = Ensure(way + Part(bindings=(enter,)), f"the way of {exchange!r} through the ladder")
     if executor.do(command) is Answer.MISSING:
         declare()
@@ -505,10 +505,3 @@ def back_onto(
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(key) if isinstance(key, str) else key for key in headers["CC"]]
     return Outgoing({**properties, HEADERS: headers}, place.exchange, again(place.routing_key))
-
-
-def _prepare(
-    router: Router, executor: Executor, needs: frozenset[tuple[Any, ...]], now: int
-) -> None:
-    """Make what a delayed message needs."""
-    executor.run(router.prepare(needs, now))
