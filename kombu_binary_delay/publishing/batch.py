@@ -434,7 +434,7 @@ class PublishBatch:
                 pending.properties,
                 Destination(pending.exchange, pending.routing_key),
                 pending.options[2],
-                in_transaction=not self.channel.supports_batch_publish,
+                in_transaction=self.channel.in_transaction,
             )
             pending.records = pending.out.records
         except BinaryDelayError:
