@@ -29,7 +29,7 @@ _AT_ONCE = 65536
 _EVERY = 0.05
 
 
-class Delivery:
+class StreamRecord:
     """A message as it was delivered, whose properties are decoded only if somebody asks for them.
 
     :param method: the payload of its method frame.
@@ -81,7 +81,7 @@ def is_possible(connection: Any) -> bool:
 def read(
     connection: Any,
     channel_id: int,
-    take: Callable[[Delivery], object],
+    take: Callable[[StreamRecord], object],
     is_done: Callable[[], bool],
 ) -> None:
     """Read until ``is_done``, and no delivery is incomplete.
@@ -111,7 +111,7 @@ def read(
             parts.append(payload)
             size -= len(payload)
         if method and kind != _METHOD and size == 0:
-            take(Delivery(method, b"".join(parts), header))
+            take(StreamRecord(method, b"".join(parts), header))
             method = b""
             # py-amqp's heartbeats compare these counters.
             connection.bytes_recv += 1
