@@ -209,14 +209,14 @@ class ChannelMixin(_Above):
     def _publish_and_go_on(self, *args: Any, **kwargs: Any) -> Any:
         # The actions afterwards talk to the broker. Before the confirm, they would take the frame
         # with the confirm.
-        before, self._afterwards = self._afterwards, []
-        # py-amqp does not pass it on.
-        self._confirm_timeout = kwargs.get("confirm_timeout")
+        before = self._afterwards, self._confirm_timeout
+        # py-amqp does not pass the timeout on.
+        self._afterwards, self._confirm_timeout = [], kwargs.get("confirm_timeout")
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
         finally:
-            actions, self._afterwards = self._afterwards, before
-            self._confirm_timeout = None
+            actions = self._afterwards
+            self._afterwards, self._confirm_timeout = before
         for action in actions or ():
             action()
         return result
@@ -477,7 +477,7 @@ class ChannelMixin(_Above):
         mechanism = mechanism_of(self.connection)
         if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
-                mechanism.router.lost()
+                mechanism.router.known.lost()
             if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "

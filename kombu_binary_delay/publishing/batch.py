@@ -255,6 +255,8 @@ class PublishBatch:
             self.check()
             if way_out is not None and headers and way_out.concerns(headers):
                 self._make_out(pending, way_out)
+                # A callback may have closed it meanwhile.
+                self.check()
             self._put(pending)
 
     def fill(
@@ -301,6 +303,7 @@ class PublishBatch:
         except BinaryDelayError as exc:
             self._record(pending, DISCARDED, 0, str(exc))
         else:
+            self.check()
             self._put(pending)
 
     def _write_run(self, way_out: WayOut, run: Run, begin: int, options: _Options) -> int:

@@ -74,7 +74,8 @@ def encode(body: Any, properties: dict[str, Any], frame_max: int) -> tuple[Any, 
     The parameters and errors are those of :class:`EncodedMessage`.
     """
     if isinstance(body, str):
-        body = body.encode(properties.setdefault("content_encoding", "utf-8"))
+        encoding = properties["content_encoding"] = properties.get("content_encoding") or "utf-8"
+        body = body.encode(encoding)
     header = _write_properties(properties)
     _check_size(header, frame_max - _OVERHEAD)
     return body, header

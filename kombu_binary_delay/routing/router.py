@@ -1,14 +1,15 @@
 """Every decision of one connection. Pure.
 
-For a publish, the router returns a :class:`Plan`; for a delivery, a :class:`Delivery`; for what a
-program declares, binds or deletes, the commands to run, see :mod:`.commands`. What the connection
-knows is in one :class:`.Knowledge`. Its set ``existing`` has what exists on the broker; a plan's
-needs are what is missing from it, which is nearly always nothing.
+For a publish, ``plans`` returns a :class:`Plan`; for a delivery, ``deliveries`` returns a
+:class:`Delivery`; for what a program declares, binds or deletes, the router yields the commands to
+run, see :mod:`.commands`. What the connection knows is in one :class:`.Knowledge`. Its set
+``existing`` has what exists on the broker; a plan's needs are what is missing from it, which is
+nearly always nothing.
 
 The router holds the objects that decide about the parts, each of which takes that state:
 :class:`.Levels` and :class:`.Routes` what to declare, :class:`.Checks` what to look at again,
 :class:`.Plans` what to publish, and :class:`.Deliveries` how what comes was published. Nothing else
-asks them. They must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
+asks the first three. They must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class Router:
         self._levels = levels = Levels(known)
         self._routes = routes = Routes(known, levels)
         self._checks = Checks(known, levels, routes)
-        self._plans = Plans(known)
-        self._deliveries = Deliveries(known)
+        #: Answers publishes.
+        self.plans = Plans(known)
+        #: Reads deliveries.
+        self.deliveries = Deliveries(known)
         #: What makes a need of each kind; its arguments are what the need names beside its kind.
         self._makers: dict[str, Callable[..., Steps]] = {
             "bindings": routes.repeat_all,
@@ -83,12 +86,6 @@ class Router:
             "level": levels.declare_up_to,
             "direct": levels.declare_direct_queue,
         }
-        # Publishes are answered by the plans, and deliveries by what reads them.
-        self.publish, self.check = self._plans.publish, self._plans.check
-        self.enter = self._plans.enter
-        self.plan_through = self._plans.through
-        self.received, self.wait = self._deliveries.received, self._deliveries.wait
-        self.lost = known.lost
 
     def opened(self) -> Steps:
         """Warn about the guarantees that a new connection cannot give."""

@@ -69,10 +69,10 @@ class Connection:
     def publish(self, key="q", exchange="", delay=SECOND, **properties):
         """Publish with a delay in microseconds; return the commands, and how to follow it."""
         message = (properties, self.now + delay, Destination(exchange, key), self.now)
-        plan, done = self.router.publish(*message), []
+        plan, done = self.router.plans.publish(*message), []
         if plan.needs:
             done = self.run(self.router.prepare(plan.needs, self.now))
-            plan = self.router.publish(*message, plan.lane)
+            plan = self.router.plans.publish(*message, plan.lane)
         return done, plan
 
     def reached(self, key="q", exchange="", delay=SECOND):
@@ -121,7 +121,7 @@ def test_to_plan_changes_nothing_that_is_known(broker):
     connection = Connection(broker)
     known = set(connection.router.known.existing)
     message: Any = ({}, NOW + SECOND, Destination("", "q"), NOW)
-    assert connection.router.publish(*message) == connection.router.publish(*message)
+    assert connection.router.plans.publish(*message) == connection.router.plans.publish(*message)
     assert connection.router.known.existing == known
 
 
@@ -566,8 +566,8 @@ def test_to_check_a_message_takes_no_lane(broker):
     message: tuple[Any, ...] = ({}, NOW + SECOND, Destination("", "q"), NOW)
     lanes = []
     for _ in range(4):
-        router.check(*message)
-        lanes.append(router.publish(*message).lane)
+        router.plans.check(*message)
+        lanes.append(router.plans.publish(*message).lane)
     assert sorted(lanes) == [0, 0, 1, 1]
 
 
@@ -582,7 +582,7 @@ def test_where_declare_is_never_nothing_is_asked_for(broker):
 
 def test_where_declare_is_never_what_is_missing_is_asked_for_until_it_is_there(broker):
     connection = Connection(broker, declare="never")
-    connection.router.lost()
+    connection.router.known.lost()
     with pytest.raises(TopologyError, match="make the ladder of these settings"):
         connection.publish()
     Connection(broker).publish()
@@ -596,13 +596,13 @@ def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
     """As the executor does, the refusal is thrown in where the command was asked for."""
     connection = Connection(broker)
     connection.queue("q")
-    plan = connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW)
+    plan = connection.router.plans.publish({}, NOW + SECOND, Destination("", "q"), NOW)
     steps = connection.router.prepare(plan.needs, NOW)
 
     with pytest.raises(TopologyError):
         refuse(steps, connection.topology.to_queue("q"))
 
-    assert connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
+    assert connection.router.plans.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
 
 
 @pytest.mark.parametrize(
@@ -622,7 +622,9 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
     connection.queue("images")
     connection.queue("orders")
 
-    delivery = connection.router.received(exchange, key, {"application_headers": {}}, "images")
+    delivery = connection.router.deliveries.received(
+        exchange, key, {"application_headers": {}}, "images"
+    )
 
     assert delivery is not None
     assert delivery.destination == ("", "images")
@@ -636,7 +638,7 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
     connection = Connection(broker)
     headers = {"x-binary-delay": {"due": 1}}
 
-    delivery = connection.router.received(
+    delivery = connection.router.deliveries.received(
         exchange, "01.@..q", {"application_headers": headers}, "elsewhere"
     )
 
@@ -646,7 +648,10 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
 
 def test_what_came_by_no_ladder_is_left_as_it_is(broker):
     connection = Connection(broker)
-    assert connection.router.received("x", "k", {"application_headers": {"a": 1}}, "q") is None
+    assert (
+        connection.router.deliveries.received("x", "k", {"application_headers": {"a": 1}}, "q")
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a", "b", "c"])
@@ -694,7 +699,7 @@ def test_a_dead_letter_of_what_came_by_a_foreign_ladder_is_as_it_was_published(b
     headers = {**plan.properties["application_headers"], "x-death": [mine, passed]}
     properties = {**plan.properties, "application_headers": headers}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     assert delivery is not None
     assert delivery.destination == Destination("dlx", "orders")
@@ -709,7 +714,9 @@ def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladd
         ("events", Destination("events", "orders")),
     ):
         _, plan = ours.publish("orders", published.exchange)
-        got = theirs.router.received(exchange, plan.routing_key, plan.properties, "orders")
+        got = theirs.router.deliveries.received(
+            exchange, plan.routing_key, plan.properties, "orders"
+        )
         assert got is not None
         assert (got.destination, got.properties["application_headers"]) == (published, {})
 
@@ -838,7 +845,7 @@ def test_the_deaths_of_what_was_put_off_have_the_key_of_the_publish(broker):
     headers = {**headers, HEADER: packed, "x-death": [waited, mine]}
     properties = {**plan.properties, "application_headers": headers}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     assert delivery is not None
     assert delivery.properties["application_headers"]["x-death"] == [
@@ -876,7 +883,7 @@ def test_the_deaths_behind_the_ladder_have_the_names_of_the_publish(broker):
     }
     properties = {**plan.properties, "application_headers": {**headers, **deaths}}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     named = {**mine, "exchange": "orders", "routing-keys": ["new", "copy"]}
     assert delivery is not None

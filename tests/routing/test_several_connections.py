@@ -406,7 +406,7 @@ def test_an_interrupted_preparation_leaves_only_what_is_true(broker, commands, l
         connection.publish()
         broker.delete_exchange(connection.topology.delivery)
         connection.now += LOOK_AGAIN
-    plan = connection.router.publish(
+    plan = connection.router.plans.publish(
         {}, connection.now + SECOND, Destination("", "q"), connection.now
     )
 
@@ -734,11 +734,11 @@ def test_what_one_connection_misses_no_other_of_its_process_relies_on(broker, wh
         one = process.connect()
         one.publish(delay=seconds * SECOND)
     two = process.connect()
-    plan = two.router.publish({}, NOW + 9000 * SECOND, Destination("", "q"), NOW)
+    plan = two.router.plans.publish({}, NOW + 9000 * SECOND, Destination("", "q"), NOW)
     steps = two.router.prepare(plan.needs, NOW)
     answer = broker.do(next(steps))
     broker.delete_queue(one.topology.levels[1].queues[0].name)
-    one.router.lost()
+    one.router.known.lost()
     if when == "meanwhile":
         with suppress(StopIteration):
             while True:

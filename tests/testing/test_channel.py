@@ -6,7 +6,7 @@ import pytest
 from amqp.exceptions import FrameSyntaxError
 from kombu import Connection
 
-from kombu_binary_delay import PublishBatch
+from kombu_binary_delay import Outcome, PublishBatch
 from kombu_binary_delay.wire.following import is_consuming
 from tests.testing.programs import OURS
 
@@ -66,3 +66,41 @@ def test_a_consumer_that_could_not_begin_is_forgotten(delayed):
         with pytest.raises(FrameSyntaxError):
             channel.basic_consume("mail", callback=print, arguments={"x": object()})
         assert not is_consuming(connection.connection)
+
+
+def test_a_batch_that_a_callback_closes_during_a_publish_does_not_take_the_message(delayed):
+    with Connection("amqp://", transport=OURS) as connection:
+        channel = connection.channel()
+        outcomes: list[Outcome] = []
+        channel.queue_declare("mail", auto_delete=False)
+        batch = PublishBatch(channel, on_outcome=outcomes.append)
+        consumer = connection.channel()
+        consumer.basic_consume("mail", no_ack=True, callback=lambda _: batch.close())
+        publish(channel, "mail")
+        message = channel.prepare_message(b"", headers={"x-delay": 3_600_000})
+        with pytest.raises(RuntimeError, match="closed"):
+            batch.publish(message, "", "mail", tag=1)
+        assert outcomes == []
+
+
+def test_a_publish_within_a_callback_leaves_the_limit_of_the_one_that_it_interrupts(delayed):
+    limits: list[float] = []
+    options = {"confirm_publish": True}
+    with Connection("amqp://", transport=OURS, transport_options=options) as connection:
+        channel = connection.channel()
+        channel.queue_declare("mail", auto_delete=False)
+        consumer = connection.channel()
+        consumer.basic_consume("mail", no_ack=True, callback=lambda _: publish(channel, "mail2"))
+        way_out = channel.mechanism.way_out
+        ready = way_out.ready
+
+        def noting(properties, destination, limit, **options):
+            limits.append(limit)
+            return ready(properties, destination, limit, **options)
+
+        way_out.ready = noting
+        with Connection("amqp://", transport=OURS) as other:
+            publish(other.channel(), "mail")
+        message = channel.prepare_message(b"", headers={"x-delay": 2000})
+        channel.basic_publish(message, "", "mail", confirm_timeout=5)
+        assert limits == [5]
