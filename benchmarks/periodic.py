@@ -80,7 +80,7 @@ class Sender:
         folder = self._processes.folder
         if self.name == "ours":
             number = f"w{time.time_ns()}"
-            process = self._run("worker", "-c1", "-Q", "none", "-n", number)
+            process = self._run("worker", "-c1", "-Q", "none", "-n", number, "-l", "INFO")
             wait_until(lambda: f"{number} ready" in _text(folder), 60, "no worker")
             return process
         of_redbeat = ["-S", "redbeat.RedBeatScheduler"] if self.name == "redbeat" else []

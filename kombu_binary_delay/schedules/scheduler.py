@@ -114,6 +114,8 @@ class Scheduler:
         if not any(map(self._exists, (names.queue, names.definitions))):
             return False
         self._store.declare_queue()
+        # The last records may be no definitions.
+        self._definitions = self._store.definitions()
         reader = self._reader = StreamChannel(self._connection, self._learn, self._lose)
         reader.read({names.definitions: 1}, "last")
         reader.read_to_end()

@@ -148,6 +148,16 @@ def test_a_series_that_is_broken_goes_on(delayed, shop):
     assert len(ran(delayed)) == 5
 
 
+def test_a_deleted_queue_is_made_again_by_the_next_worker(delayed, shop):
+    apply(shop, a=entry(60.0))
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("kbd.schedules.shop")
+    with shop.app.connection_for_write() as connection:
+        assert Scheduler(shop.app, connection).begin()
+    delayed.advance(seconds=75)
+    assert len(ran(delayed)) == 1
+
+
 def delete_what_waits(delayed):
     for queue in delayed._broker.queues.values():  # noqa: SLF001 - no other program is here
         if ".level-" in queue.name:
