@@ -24,7 +24,10 @@ exclude_patterns = ["_build", "examples", "generate"]
 nitpicky = True
 nitpick_ignore_regex = [
     # No inventory is fetched: a build needs no network.
-    ("py:.*", r"(kombu|amqp|collections|typing|decimal|datetime)\..*"),
+    (
+        "py:.*",
+        r"(kombu|amqp|collections|typing|decimal|datetime|opentelemetry|prometheus_client)\..*",
+    ),
     ("py:class", r"Arguments"),
     # Documented as they are imported: from the package, not from the file of their subcommand.
     ("py:class", r"kombu_binary_delay\.operate\.\w+\.\w+"),

@@ -1,7 +1,6 @@
 """Delayed delivery for Kombu and Celery: messages wait inside RabbitMQ until they are due."""
 
 from .amendments.api import cancel, replace, reschedule
-from .amendments.way_in import Dropped, on_dropped
 from .channel import ChannelMixin
 from .errors import (
     AddressError,
@@ -9,6 +8,7 @@ from .errors import (
     BinaryDelayError,
     DelayError,
     LadderError,
+    ScheduleError,
     SettingsError,
     TopologyError,
     UnconfirmedError,
@@ -17,6 +17,7 @@ from .ladder.ladder import Ladder
 from .ladder.topology import Topology
 from .publishing.batch import Outcome, PublishBatch
 from .settings import Settings
+from .telemetry import Dropped, on_dropped
 from .transport import SSLTransport, Transport, TransportMixin, register
 from .wire.connection import ConnectionMixin
 
@@ -47,6 +48,7 @@ __all__ = [
     "BinaryDelayError",
     "DelayError",
     "LadderError",
+    "ScheduleError",
     "SettingsError",
     "TopologyError",
     "UnconfirmedError",

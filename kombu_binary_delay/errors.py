@@ -62,6 +62,10 @@ class AmendmentError(BinaryDelayError, ValueError):
     """An amendment is invalid or not possible: a bad id, key or time, no streams, no permission."""
 
 
+class ScheduleError(BinaryDelayError, ValueError):
+    """A schedule is invalid, unknown or cannot be kept as data, or another program changes them."""
+
+
 class UnconfirmedError(BinaryDelayError, BatchPublishError):
     """The broker did not confirm all messages of a batch; ``outcomes`` has the details.
 

@@ -75,7 +75,8 @@ class Settings:
         it is exclusive or auto-delete. Queues declared with ``reject-publish``, and lasting queues
         that the connection has not declared, always have one.
     :param amendments: whether consumers honour cancellations, reschedules and replacements, and
-        whether a revoke is recorded for them; needs streams.
+        whether a revoke is recorded for them; needs streams. Turn it off for Amazon MQ behind
+        another name than its own.
     :param amendments_max_age: how long a cancellation is kept: from now and, if it names a due time
         that is more than two days ahead, again from a day before that. In the form of
         ``journal_max_age``. A stream that exists keeps its age: run ``verify`` with a new value,

@@ -54,7 +54,9 @@ from .journal import Journal
 from .publishing.way_out import WayOut
 from .routing.knowledge import Shared
 from .routing.router import Router
+from .schedules.worker import take_part
 from .settings import Settings
+from .telemetry import watch
 from .wire.connection import LOOK_EVERY, ConnectionMixin
 from .wire.executor import Executor
 from .wire.frame_buffer import FrameBuffer
@@ -86,6 +88,7 @@ class TransportMixin(_Above):
         read_at_once()
         follow_celery(client.transport_options)
         log_at_worker_start()
+        take_part()
         super().__init__(client, **kwargs)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
@@ -117,7 +120,11 @@ class TransportMixin(_Above):
         way_out = WayOut(connection, router, executor, journal, Generations(amendments))
         connection.delay_mechanism = Mechanism(router, executor, way_out, journal, amendments)
         connection.look_at = time.monotonic() + LOOK_EVERY
-        leave_out_deaths(connection, router.topology.owns)
+        leave_out_deaths(
+            connection,
+            router.topology.owns,
+            lambda: journal is not None or bool(watch.delivered),
+        )
         executor.run(router.opened())
         return connection
 

@@ -17,12 +17,13 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 
 from .api import api
-from .benchmarks import FOLDER, beside, ladders, tables
+from .benchmarks import FOLDER, beside, ladders, measured, tables
 from .charts import charts
 from .cli import cli_commands
 from .conformance import FOLDER as CONFORMANCE
 from .conformance import conformance
 from .conformance import tables as tables_of_conformance
+from .defects import defects
 from .faults import FIGURES, faults
 from .faults import tables as tables_of_faults
 from .pages import Maker, fill
@@ -43,7 +44,9 @@ MAKERS: dict[str, Maker] = {
     "cli-commands": cli_commands,
     "conformance": conformance,
     "faults": faults,
+    "known-defects": defects,
     "ladders": ladders,
+    "measured": measured,
     "pipeline-table": pipeline_table,
     "settings": settings,
 }

@@ -23,12 +23,15 @@ UNSURE = 60_000
 CANCELLED = "cancelled"
 SUPERSEDED = "superseded"
 POSTPONED = "postponed"
+#: Not amended: it came too late.
+EXPIRED = "expired"
 
 
 class Fate(NamedTuple):
     """What happens to an amended message.
 
-    :param reason: ``cancelled`` and ``superseded`` are dropped, ``postponed`` is delayed again.
+    :param reason: ``cancelled``, ``superseded`` and ``expired`` are dropped, ``postponed`` is
+        delayed again.
     :param due: of a postponed message, in milliseconds since the epoch.
     :param by_key: whether the amendment names its key, not its id.
     """

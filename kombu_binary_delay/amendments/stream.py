@@ -15,7 +15,7 @@ from amqp.exceptions import AccessRefused, NotFound, RecoverableConnectionError
 from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, DelayError, TopologyError
-from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.publishing.way_out import through
 from kombu_binary_delay.routing.commands import Ensure
 from kombu_binary_delay.routing.router import Router
@@ -46,6 +46,11 @@ logger = get_logger(__package__)
 #: ladder, and reaches the stream again shortly before: the stream may have dropped the first one.
 FAR_AHEAD = 2 * 86_400_000
 LEAD = 86_400_000
+#: What to do on a broker without streams.
+INSTEAD = (
+    "cancel with Celery's revoke, which running workers keep in memory, and have the task look, "
+    "when it runs, whether it is still wanted or is to be sent again for later"
+)
 #: How to cancel what is due later than the stream keeps records.
 _ALONE = "cancel each task with its own eta, on a connection that may declare the ladder"
 
@@ -92,7 +97,8 @@ class Amendments:
         self._executor = executor
         self._buffer: FrameBuffer = connection.frame_buffer
         self._settings = settings
-        self._server = server
+        #: Why the broker may have no streams; empty if it may.
+        self._no_streams = why_no_streams(server, connection.host)
         self._exchange = exchange_name(settings.namespace)
         self._streams = [stream_name(settings.namespace, key) for key in (IDS, KEYS)]
         #: How long the stream of ids keeps records, in milliseconds.
@@ -115,28 +121,28 @@ class Amendments:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the settings want amendments, and the broker has streams."""
-        return self._settings.amendments and has_streams(self._server)
+        """Whether the settings want amendments, and the broker may have streams."""
+        return self._settings.amendments and not self._no_streams
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether the setting ``amendments`` is on."""
-        return self._settings.amendments
+    def why_impossible(self) -> str:
+        """Why amendments that the settings want are not possible; empty where they are off."""
+        return self._no_streams if self._settings.amendments else ""
 
     def require(self) -> None:
-        """Raise an error if amendments are off, or the broker has no streams.
+        """Raise an error if amendments are off, or the broker may have no streams.
 
-        :raises AmendmentError: names the setting or the version, and the remedy.
+        :raises AmendmentError: names the setting or the broker, and the remedy.
         """
         if not self._settings.amendments:
             raise AmendmentError(
                 "amendments are off, since the setting amendments is False; "
                 "set it to True for this connection and for the consumers"
             )
-        if not self.is_possible:
+        if self._no_streams:
             raise AmendmentError(
-                f"amendments need streams, which {self._server.get('product')} "
-                f"{self._server.get('version', '')} does not have"
+                f"messages cannot be cancelled, rescheduled or superseded here: "
+                f"{self._no_streams}; {INSTEAD}"
             )
 
     def write(self, records: Iterable[Record]) -> None:

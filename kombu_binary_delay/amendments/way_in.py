@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -19,16 +18,25 @@ from kombu.log import get_logger
 
 from kombu_binary_delay.errors import AddressError, AmendmentError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.delay import ETA, JITTER, TASK, X_DELAY, is_over
-from kombu_binary_delay.ladder.envelope import COPIES, HEADERS, OFFSET, seen_as
+from kombu_binary_delay.ladder.delay import ETA, EXPIRES, JITTER, TASK, X_DELAY, expiry_of, is_over
+from kombu_binary_delay.ladder.envelope import (
+    COPIES,
+    HEADERS,
+    OFFSET,
+    due_of,
+    left_at,
+    seen_as,
+)
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.returns import MOST_RETURNS, returns
 from kombu_binary_delay.routing.router import Delivery
+from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.mechanism import Mechanism
 from kombu_binary_delay.wire.received import copy_of
 
 from .memory import POSTPONED, SUPERSEDED, Fate
+from .names import EXPIRED
 from .record import REPLACES
 from .stream import Amendments
 
@@ -65,36 +73,6 @@ class Worker(Protocol):
         """Return the headers of a task so that its retries keep those of this transport."""
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """A message that was dropped instead of delivered.
-
-    :param id: of the task or the message; empty if it has none.
-    :param reason: ``cancelled`` or ``superseded``.
-    :param queue: the queue that it was taken from.
-    :param properties: as it arrived.
-    :param body: as it was published.
-    """
-
-    id: str
-    reason: str
-    queue: str
-    properties: Mapping[str, Any]
-    body: Any
-
-
-_listeners: list[Callable[[Dropped], object]] = []
-
-
-def on_dropped(listener: Callable[[Dropped], object]) -> Callable[[Dropped], object]:
-    """Register a function to call with each message that this process drops; also a decorator.
-
-    It is not called for tasks that a Celery worker discards: use Celery's signal ``task_revoked``.
-    """
-    _listeners.append(listener)
-    return listener
-
-
 class WayIn:
     """How the deliveries of one channel come to the program.
 
@@ -107,6 +85,8 @@ class WayIn:
         self.prefetch = 0
         #: How many messages are held, and how often the channel was opened anew.
         self._holding = self._reopened = 0
+        #: Whether what is dispatched now is left to a worker, to discard it.
+        self._is_discarding = False
 
     # -- what is delivered ---------------------------------------------------------------------
 
@@ -133,7 +113,7 @@ class WayIn:
     def passes(self, message: Any, *, no_ack: bool) -> bool:
         """Judge a message that was got; return whether it is the program's."""
         message.delivery_info["no_ack"] = no_ack
-        fate = self._amendments.reader.fate(message.properties)
+        fate = self._amendments.reader.fate(message.properties) or _expired(message)
         return fate is None or not self._handle(fate, message, partial(self._put_back, message))
 
     def _deliver(
@@ -145,7 +125,7 @@ class WayIn:
         message: Any,
     ) -> None:
         """Dispatch a message to a consumer, unless it was amended."""
-        fate = judge(message.properties)
+        fate = judge(message.properties) or _expired(message)
         if fate is None:
             headers = message.properties.get(HEADERS)
             if (
@@ -212,8 +192,15 @@ class WayIn:
             self._drop(fate, message)
             return
         name, _ = id_and_headers(message.properties)
-        # Not for longer: the next task with the id may replace this one.
-        if not self._worker.discard(name, partial(dispatch, message)):
+        self._is_discarding = True
+        try:
+            # Not for longer: the next task with the id may replace this one.
+            is_discarded = self._worker.discard(name, partial(dispatch, message))
+        finally:
+            self._is_discarding = False
+        if is_discarded:
+            self._notify_dropped(fate, message, by_worker=True)
+        else:
             logger.warning(
                 "%s was %s, but may run: Celery has not asked whether it is revoked, as for a task "
                 "whose class has a Strategy of its own",
@@ -228,16 +215,18 @@ class WayIn:
             # Of a message without an `eta`, only the ladder's header has the due time.
             to = self._as_published(message).destination
             journal.taken_back(message.properties, to, again=False)
-        name, _ = id_and_headers(message.properties)
         queue = self._channel.following.queue_of(message.delivery_info)
         logger.info("dropped %s from the queue %r: it was %s", _name(message), queue, fate.reason)
-        dropped = Dropped(name, fate.reason, queue, message.properties, message.body)
-        for listener in _listeners:
-            try:
-                listener(dropped)
-            except Exception:
-                # The message is acknowledged: an exception would only stop the consumer.
-                logger.exception("%r failed for %s", listener, _name(message))
+        self._notify_dropped(fate, message)
+
+    def _notify_dropped(self, fate: Fate, message: Any, *, by_worker: bool = False) -> None:
+        if watch.dropped:
+            name, _ = id_and_headers(message.properties)
+            queue = self._channel.following.queue_of(message.delivery_info)
+            dropped = watch.Dropped(
+                name, fate.reason, queue, message.properties, message.body, by_worker
+            )
+            watch.notify(watch.dropped, dropped)
 
     # -- delayed again -------------------------------------------------------------------------
 
@@ -319,12 +308,18 @@ class WayIn:
         came_to = Destination(info.get("exchange", ""), info.get("routing_key", ""))
         queue = self._channel.following.queue_of(info)
         delivery = mechanism.router.received(*came_to, message.properties, queue)
+        told = None
         if delivery is None:
             if journal is not None:
                 journal.received(message.properties, came_to)
         else:
-            if journal is not None:
-                journal.released(message.properties, delivery.destination)
+            if journal is not None or watch.delivered:
+                wrapped = message.properties.get(HEADERS) or {}
+                left = left_at(wrapped, mechanism.router.topology.owns)
+                if journal is not None:
+                    journal.released(message.properties, delivery.destination, left)
+                if watch.delivered and not self._is_discarding:
+                    told = self._notify(message, wrapped, queue, left, mechanism)
             info["exchange"], info["routing_key"] = delivery.destination
             message.properties = delivery.properties
         headers = message.properties.get(HEADERS)
@@ -334,9 +329,42 @@ class WayIn:
         if X_DELAY in headers and is_over(headers[X_DELAY]):
             # Celery gives it to a retry, too.
             kept = {name: value for name, value in headers.items() if name != X_DELAY}
+        if told is not None and TASK in headers:
+            kept = {**kept, watch.DELIVERED: told}
         kept = self._worker.with_own_nested(kept)
         if kept is not headers:
             message.properties = {**message.properties, HEADERS: kept}
+
+    @staticmethod
+    def _notify(
+        message: Any,
+        wrapped: dict[str, Any],
+        queue: str,
+        left: int | None,
+        mechanism: Mechanism,
+    ) -> dict[str, float | None] | None:
+        """Notify listeners of a message that has waited; return what its task gets to know.
+
+        :param wrapped: its headers as it came.
+        """
+        due = due_of(wrapped)
+        if due is None:
+            return None
+        info = message.delivery_info
+        wait = mechanism.router.wait(info.get("exchange", ""), info.get("routing_key", ""), wrapped)
+        name, _ = id_and_headers(message.properties)
+        arrived = watch.Delivered(
+            name,
+            watch.task_of(message.properties),
+            queue,
+            None if wait is None else wait / 1000,
+            due / 1_000_000,
+            left,
+            time.time(),
+            bool(info.get("redelivered")),
+        )
+        watch.notify(watch.delivered, arrived)
+        return {"asked": arrived.asked, "due": arrived.due, "lateness": arrived.lateness}
 
     def _as_published(self, message: Any) -> Delivery:
         """Return how a message was published, whether a ladder delivered it or not."""
@@ -361,6 +389,22 @@ class WayIn:
     @property
     def _amendments(self) -> Amendments:
         return self._mechanism.amendments
+
+
+def _expired(message: Any) -> Fate | None:
+    """Return the fate of a message that comes too late; None if it does not.
+
+    Celery's workers check that of their tasks themselves.
+    """
+    headers = message.properties.get(HEADERS)
+    if not headers or EXPIRES not in headers or TASK in headers:
+        return None
+    due = due_of(headers)
+    try:
+        expires = None if due is None else expiry_of(headers, due)
+    except DelayError:
+        return None
+    return None if expires is None or expires > time.time_ns() // 1000 else Fate(EXPIRED)
 
 
 def _name(message: Any) -> str:

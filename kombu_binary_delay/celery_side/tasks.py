@@ -36,11 +36,23 @@ from kombu_binary_delay.amendments.record import (
     split,
 )
 from kombu_binary_delay.amendments.stream import Amendments
-from kombu_binary_delay.ladder.delay import CHORD_UNLOCK, ID, JITTER, RETRIES, TASK, X_DELAY
+from kombu_binary_delay.ladder.delay import (
+    CHORD_UNLOCK,
+    EXPIRES,
+    ID,
+    JITTER,
+    RETRIES,
+    TASK,
+    X_DELAY,
+)
+from kombu_binary_delay.telemetry.watch import DELIVERED
+from kombu_binary_delay.wire.repeating import Warnings
 
 from .patch import replace
+from .worker_log import NOT_RECORDED
 
 logger = get_logger(__package__)
+_warnings = Warnings(logger)
 
 #: The end of the names of the exchanges for broadcasts to workers and for the replies.
 BROADCASTS = ".pidbox"
@@ -52,7 +64,7 @@ NESTED = "headers"
 #: The headers of this transport that say which message this is, among those that supersede others.
 _IDENTITY = KEY, LONGEST_WAIT, REPLACES, GENERATION
 #: The headers of this transport that a retry gets if its task has them.
-_KEPT = X_DELAY, JITTER, *_IDENTITY
+_KEPT = X_DELAY, JITTER, EXPIRES, *_IDENTITY
 #: The id of the task that is to be discarded in this thread or greenlet, and whether Celery has
 #: asked for it.
 _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default=None)
@@ -61,17 +73,22 @@ _discarded: ContextVar[dict[str, bool] | None] = ContextVar("discarded", default
 def record_broadcast(amendments: Amendments, message: Any, exchange: str) -> None:
     """Record what a broadcast of Celery's revokes, before it is published.
 
+    Where the broker may have no streams, one line in the log says that it is only sent.
+
     :param exchange: that it goes to; replies go to others.
     """
-    if exchange.startswith(REPLIES) or not amendments.is_wanted:
+    why = amendments.why_impossible
+    if exchange.startswith(REPLIES) or not (amendments.is_possible or why):
         return
     now = time.time_ns() // 1_000_000
     try:
         records = records_of_broadcast(message.properties, message.body, now)
-        if records:
+        if records and why:
+            _warnings.warn(f"{NOT_RECORDED}: {why}")
+        elif records:
             amendments.write(records)
     except KombuError as exc:
-        logger.warning("a revoke is not recorded, only sent to the running workers: %s", exc)
+        logger.warning("%s: %s", NOT_RECORDED, exc)
 
 
 def records_of_broadcast(properties: Mapping[str, Any], body: Any, now: int) -> list[Record]:
@@ -160,6 +177,9 @@ def as_resent(headers: dict[str, Any]) -> dict[str, Any]:
     The task that polls a chord is none of the messages that its body's headers are about: Celery
     5.7 copies them.
     """
+    if DELIVERED in headers:
+        # How late the message was that this one comes from.
+        headers = {name: headers[name] for name in headers if name != DELIVERED}
     if headers[TASK] == CHORD_UNLOCK:
         if any(name in headers for name in _KEPT):
             return {name: headers[name] for name in headers if name not in _KEPT}

@@ -7,12 +7,14 @@ own transport. This module must not import Celery: a Kombu program may not have 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kombu.log import get_logger
 
+from kombu_binary_delay.ladder.defects import CELERY, KOMBU, Known, defects_of
 from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.ladder.ladder import Ladder
 from kombu_binary_delay.ladder.topology import Topology
@@ -20,6 +22,9 @@ from kombu_binary_delay.settings import Settings
 from kombu_binary_delay.wire.mechanism import mechanism_of
 
 logger = get_logger(__name__)
+
+#: What to say where a revoke of Celery's is not recorded.
+NOT_RECORDED = "a revoke is not recorded, only sent to the running workers"
 
 
 def log_at_worker_start() -> None:
@@ -40,15 +45,38 @@ def _ready(sender: Any = None, **_: Any) -> None:
     if client is None or connection is None or mechanism is None:
         return
     settings = Settings.from_transport_options(client.transport_options)
-    version = str(connection.server_properties.get("version", ""))
+    server = connection.server_properties
+    broker = str(server.get("version", ""))
     text = line(
         settings,
         mechanism.router.topology,
-        version,
+        broker,
         is_refused="refused" in mechanism.executor.last_warning,
         confirms=confirms(client.transport_options),
     )
     logger.info("%s", text)
+    if why := mechanism.amendments.why_impossible:
+        logger.warning("%s: %s", NOT_RECORDED, why)
+    for known in known_defects(server):
+        logger.warning("%s", known)
+
+
+def known_defects(server: Mapping[str, Any]) -> Iterator[Known]:
+    """Yield the defects of a broker's release, and of the Celery and Kombu of this program.
+
+    :param server: the properties that the broker sent when the connection opened.
+    """
+    is_rabbitmq = server.get("product") == "RabbitMQ"
+    others = {product: _installed(product) for product in (CELERY, KOMBU)}
+    yield from defects_of(str(server.get("version", "")) if is_rabbitmq else "", others)
+
+
+def _installed(product: str) -> str:
+    """Return the installed version of a product; empty if it is not installed."""
+    try:
+        return version(product)
+    except PackageNotFoundError:
+        return ""
 
 
 def confirms(transport_options: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from .help import topic
 from .migrate import migrate, transfer
 from .prune import prune
 from .redrive import redrive
+from .schedule import schedule
 from .status import status
 from .tasks import tasks
 from .teardown import teardown
@@ -31,7 +32,7 @@ from .web import web
 #: The subcommands, as the help groups them.
 GROUPS = {
     "Look": (status, tasks, explain, web, check, verify),
-    "Change": (cancel, reschedule, redrive),
+    "Change": (cancel, reschedule, redrive, schedule),
     "Move and remove": (migrate, transfer, prune, teardown),
     "Set up": (create, export),
     "More": (spark, topic),

@@ -22,8 +22,9 @@ from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS, ladder_of_name
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import VERSION, Topology
-from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.operate.probe import Probe
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import KEY, Settings
 from kombu_binary_delay.wire.draining import PATIENT
 
@@ -163,13 +164,18 @@ class Target:
         wholes = [part for lane in lanes for part in lane.parts(direct=direct).values()]
         return sum(wholes, Part()).distinct()
 
-    def amendments(self, server: Mapping[str, Any] | None = None) -> Part:
-        """Return what amendments need, if the settings enable them and the broker has streams.
+    def streams(self, connection: Any = None) -> dict[str, Part]:
+        """Return what ``amendments`` and the ``journal`` need on the broker, by these names.
 
-        :param server: the properties that the broker has sent; None for any broker with streams.
+        Each is empty if the settings do not enable it, or the broker may have no streams.
+
+        :param connection: to the broker; None for any broker with streams.
         """
-        can = server is None or has_streams(server)
-        return amendments_part(self.settings) if self.settings.amendments and can else Part()
+        broker = connection and connection.connection
+        if broker and why_no_streams(broker.server_properties, broker.host):
+            return {"amendments": Part(), "journal": Part()}
+        amendments = amendments_part(self.settings) if self.settings.amendments else Part()
+        return {"amendments": amendments, "journal": stream_part(self.settings)}
 
     def expected(self, connection: Any, ladder: str | None = None) -> operate.Expected:
         """Return what should exist of the named ladder, or of those of the settings."""
@@ -198,11 +204,12 @@ class Target:
         :param user: as for :func:`.operate.verify`.
         """
         expected, management = self.expected(connection, ladder), self.management(connection)
-        server = connection.connection.server_properties
         # Amendments and the journal belong to all lanes.
+        used = () if expected.drained else self.filled(connection, ladder)
         shared = {
-            "amendments": self.amendments(server),
-            "journal": stream_part(self.settings, server),
+            **self.streams(connection),
+            "lanes": used,
+            "schedules": self.schedules(connection),
         }
         return [
             operate.verify(
@@ -214,15 +221,19 @@ class Target:
                 must_exist=ladder is not None,
                 drained=lane in expected.drained,
                 user=user,
-                **(shared if lane is expected.lanes[0] else {}),
+                **(shared if lane is expected.lanes[0] else {"lanes": ()}),
             )
             for lane in expected.lanes
         ]
 
+    def schedules(self, connection: Any) -> tuple[Schedules, ...]:
+        """Return the schedules of all apps on the broker."""
+        management = self.management(connection)
+        return operate.scheduled(connection, management, self.settings.namespace)
+
     def fix(self, connection: Any, ladder: str | None = None) -> operate.Creation:
         """Make what :meth:`verify` finds missing; see :func:`.operate.fix`."""
         expected = self.expected(connection, ladder)
-        server = connection.connection.server_properties
         return operate.fix(
             connection,
             self.management(connection),
@@ -232,8 +243,7 @@ class Target:
             relays=expected.relays,
             must_exist=ladder is not None,
             drained=bool(expected.drained),
-            amendments=self.amendments(server),
-            journal=stream_part(self.settings, server),
+            **self.streams(connection),
         )
 
     def on(self, topology: Topology) -> Target:

@@ -7,7 +7,6 @@ from functools import partial
 import click
 
 from kombu_binary_delay import operate
-from kombu_binary_delay.journal import stream_part
 
 from .command import Printer, dry_run, queues_of_yours, subcommand
 from .connect import Target
@@ -53,8 +52,7 @@ def create(
     with broker.plain() as connection:
         lanes = broker.lanes(connection, ahead=True)
         topology, part = lanes[0], broker.part(lanes)
-        server = connection.connection.server_properties
-        part += stream_part(broker.settings, server) + broker.amendments(server)
+        part = sum(broker.streams(connection).values(), part)
         repair = operate.Repair()
         try:
             snapshot = operate.Snapshot.read(broker.management(connection))

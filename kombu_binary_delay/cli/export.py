@@ -12,7 +12,6 @@ import click
 
 from kombu_binary_delay import export as formats
 from kombu_binary_delay.export.files import write_file
-from kombu_binary_delay.journal import stream_part
 from kombu_binary_delay.operate.delivery import to_queue
 
 from .command import Printer, ladder, queues_of_yours, subcommand
@@ -117,7 +116,7 @@ def export(
     vhost = vhost or broker.plain().virtual_host or "/"
     part = broker.part(lanes)
     if to_be_made:
-        part += stream_part(broker.settings, server) + broker.amendments(server)
+        part = sum(broker.streams().values(), part)
     for queue in dict.fromkeys(queues):
         relay = lanes[0].wants_relay(queue, broker.settings.relays)
         part += to_queue(lanes[0], queue, relay=relay)

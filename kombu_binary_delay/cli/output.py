@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -17,6 +20,7 @@ from kombu_binary_delay.operate import (
     Creation,
     Difference,
     Explanation,
+    Late,
     Migration,
     Preview,
     Pruning,
@@ -30,6 +34,8 @@ from kombu_binary_delay.operate import (
 )
 from kombu_binary_delay.operate.amend import CANCEL
 from kombu_binary_delay.operate.text import plain, plural
+from kombu_binary_delay.schedules import Applied, Schedules
+from kombu_binary_delay.schedules.listing import OVERDUE_NOW, WAITING
 from kombu_binary_delay.wire.executor import OTHER_AGE
 
 from .console import console, cropped, hanging, watch
@@ -43,6 +49,48 @@ _COMMAND = re.compile(
     r"(.*?:(?= (?:rabbitmqctl|curl) )|(?=(?:rabbitmqctl|curl) )|.*) ?(.*)", re.DOTALL
 )
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+# -- schedules ----------------------------------------------------------------------------------
+
+
+def schedules(value: Schedules) -> RenderableType:
+    """Draw an app's schedules as they stand."""
+    if not value.schedules:
+        return Text("no schedules: 'schedule apply' takes those of beat_schedule", style="dim")
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("schedule", "when", "next due", "last run", ""):
+        table.add_column(name, overflow="fold")
+    for each in value.schedules:
+        left_out = [
+            f"{count} {word}"
+            for count, word in ((each.missed, "missed"), (each.skipped, "skipped"))
+            if count
+        ]
+        state = each.state if each.state != WAITING else ""
+        table.add_row(
+            plain(each.name),
+            plain(each.when),
+            moment(each.next_due, zone=False) if each.next_due else "",
+            moment(each.last_due, zone=False) if each.last_due else "",
+            Text(
+                ", ".join(filter(None, [state, *left_out])),
+                style=_COLOURS["error"] if each.state == OVERDUE_NOW else "dim",
+            ),
+        )
+    foot = f"{plural(value.workers or 0, 'worker')} to send them; all times are in UTC"
+    return Group(table, Text(foot, style="dim" if value.workers else "yellow"))
+
+
+def applied(value: Applied, *, dry: bool = False) -> RenderableType:
+    """Draw what an ``apply`` has changed."""
+    changes = {"added": value.added, "changed": value.changed, "removed": value.removed}
+    lines = [
+        Text(f"{_done(dry, word)} {plain(name)}")
+        for word, names in changes.items()
+        for name in names
+    ]
+    return Group(*lines, Text(f"{len(value.unchanged)} unchanged", style="dim"))
 
 
 # -- explain -------------------------------------------------------------------------------------
@@ -175,21 +223,51 @@ def story(value: Story) -> RenderableType:
     if task is not None:
         facts.add_row("called", plain(task.call))
         facts.add_row("for", plain(task.queue))
+    if value.asked is not None:
+        facts.add_row("asked", human(value.asked) if value.asked else "no delay")
+    now = time.time() * 1000
+    steps: list[tuple[float, str, str]] = [
+        (until, "left", f"{moment(until)}, {queue}") for queue, until in value.levels if until < now
+    ]
     for event in value.events:
         words = ["when is not recorded" if event.at is None else moment(event.at)]
         if event.kind == "scheduled" and event.due is not None:
             words.append(f"due {moment(event.due)}")
+        if event.left is not None:
+            words.append(f"left the ladder {moment(event.left)}")
         if event.retries:
             words.append(f"retry {event.retries}")
         if event.state:
             words.append(event.state)
-        facts.add_row(plain(event.kind), plain(", ".join(words)))
+        at = math.inf if event.at is None else event.at
+        steps.append((at, event.kind, ", ".join(words)))
+    for _, what, said in sorted(steps, key=itemgetter(0)):
+        facts.add_row(plain(what), plain(said))
     if task is not None and value.state in ("waiting", "postponed"):
         facts.add_row("waits in", plain(task.level) if task.level else "a level")
         facts.add_row("leaves", f"{moment(task.due)}, {from_now(task.due)}")
     state = Text(f"It {value.words}", style="bold")
     source = Text(f", by the {value.source}.", style="dim")
-    return Group(facts, Text.assemble(state, source), *_notes(value.unseen))
+    end = Text.assemble(state, source)
+    return Group(facts, end, *_lateness(value.late), *_notes(value.unseen))
+
+
+def _lateness(late: Late | None) -> Iterator[RenderableType]:
+    """Draw where lateness arose."""
+    if late is None:
+        return
+    parts = []
+    if late.broker is not None:
+        parts.append(f"{human(late.broker) if late.broker else 'nothing'} by the broker")
+    parts.append(
+        f"{human(late.backlog) if late.backlog else 'nothing'} in the backlog of its queue"
+    )
+    if late.broker is None:
+        parts[-1] += ", or by the broker"
+    if late.worker is not None:
+        parts.append(f"{human(late.worker) if late.worker else 'nothing'} in the worker")
+    total = f"It was late by {human(late.total) if late.total else 'less than 1 ms'}"
+    yield Text(f"{total}: {'; '.join(parts)}.")
 
 
 # -- the others ----------------------------------------------------------------------------------

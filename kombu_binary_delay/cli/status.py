@@ -35,7 +35,8 @@ _HISTORY = 60  # looks
     stuck, parked messages. What waits is counted at this moment; rates, and what is leaving, are up
     to ten seconds old.
 
-    'amendments' counts what was cancelled, rescheduled or superseded and still counts.
+    'amendments' counts what was cancelled, rescheduled or superseded and still counts. With a
+    journal on the broker, 'late' is of the messages that arrived in the last hour.
 
     Ends with 1 where something is wrong, or with --destinations could not be read. With --watch
     --json, prints one line of JSON a look.
@@ -93,6 +94,7 @@ def status(
             lanes = dict.fromkeys((*expected.lanes, *own))
             expected = replace(expected, lanes=tuple(lanes))
         tasks = TaskSource.of(broker, stack, source, node_command) if destinations else None
+        last_hour = operate.LastHour(broker.settings.namespace, topology.ladder.tick)
 
         def look() -> _View:
             status = operate.status(
@@ -101,6 +103,7 @@ def status(
                 topology,
                 expected,
                 amending if broker.settings.amendments else None,
+                last_hour,
             )
             return _View(status, None if tasks is None else tasks.tasks())
 

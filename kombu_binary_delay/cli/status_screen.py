@@ -28,7 +28,8 @@ def status(value: Status, *more: RenderableType) -> RenderableType:
 
     :param more: what to draw below the ladders.
     """
-    return Group(_head(value), *_body(value), *more, _summary(value), *_troubles(value))
+    foot = [_summary(value), *_lateness(value), *_troubles(value)]
+    return Group(_head(value), *_body(value), *more, *foot)
 
 
 def watched(value: Status, history: History, *more: RenderableType) -> RenderableType:
@@ -38,7 +39,8 @@ def watched(value: Status, history: History, *more: RenderableType) -> Renderabl
     :param more: what to draw below the ladders.
     """
     top = [_head(value), _summary(value), *_troubles(value)]
-    return cropped(top, [_rates(history), *_body(value, history), *more], console())
+    body = [*_lateness(value), _rates(history), *_body(value, history), *more]
+    return cropped(top, body, console())
 
 
 def _head(value: Status) -> Text:
@@ -61,6 +63,28 @@ def _summary(value: Status) -> Text:
         else:
             parts.append((f"{figure.count:,}", "bold red" if figure.is_bad else ""))
     return _one_line(*parts)
+
+
+def _lateness(value: Status) -> list[RenderableType]:
+    arrivals = value.arrivals
+    if arrivals is None:
+        return []
+    if arrivals.p50 is None or arrivals.p99 is None or arrivals.on_time is None:
+        return [_one_line(("late  no message arrived in the last hour", "dim"))]
+    of = f"{arrivals.messages:,} in the last hour"
+    if not arrivals.complete:
+        of = f"the first {of}"
+    return [
+        _one_line(
+            ("late  p50 ", "dim"),
+            human(round(arrivals.p50)),
+            ("  p99 ", "dim"),
+            human(round(arrivals.p99)),
+            ("  within a tick ", "dim"),
+            f"{arrivals.on_time:.1%}",
+            (f"  of {of}", "dim"),
+        )
+    ]
 
 
 def _troubles(value: Status) -> list[RenderableType]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.ladder.topology import LEAST_DISK, VERSION, WORKER_HOLDS, Topology
+from kombu_binary_delay.telemetry.labels import BUCKETS
 
 from .names import shorten
 
@@ -117,11 +118,18 @@ def _filled(template: str, topology: Topology) -> str:
         "namespace": topology.namespace.strip("._-"),
         "worker_holds": str(WORKER_HOLDS),
         "least_disk": str(LEAST_DISK),
+        "tick": _bucket(topology.ladder.tick),
     }
     text = files(__package__).joinpath("templates", template).read_text()
     # A number in JSON, where the placeholder is all of a string.
     text = text.replace('"@worker_holds@"', values["worker_holds"])
     return re.sub("@([a-z_]+)@", lambda placeholder: values[placeholder[1]], text)
+
+
+def _bucket(milliseconds: int) -> str:
+    """Return a regular expression of the lateness within a time, as exporters write its label."""
+    bucket = next((bucket for bucket in BUCKETS if bucket * 1000 >= milliseconds), None)
+    return "[+]Inf" if bucket is None else f"{_plain(f'{bucket:g}')}([.]0)?"
 
 
 def _levels(topology: Topology) -> Iterator[_Json]:

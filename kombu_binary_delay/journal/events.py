@@ -187,7 +187,7 @@ def _is_table(value: object) -> bool:
 _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("event", "id", "task", "name", "args", "kwargs"), _is_text),
     **dict.fromkeys(("exchange", "key", "ladder", "levels", "state"), _is_text),
-    **dict.fromkeys(("at", "due"), _is_time),
+    **dict.fromkeys(("at", "due", "left"), _is_time),
     **dict.fromkeys(("retries", "hops"), _is_count),
     "generation": _is_table,
 }

@@ -13,7 +13,6 @@ from amqp.exceptions import NotFound
 from kombu_binary_delay.errors import TopologyError
 from kombu_binary_delay.ladder.parts import Part, Queue
 from kombu_binary_delay.ladder.topology import VERSION
-from kombu_binary_delay.ladder.versions import has_streams
 from kombu_binary_delay.routing.commands import Answer, Ensure, Look
 from kombu_binary_delay.settings import STREAM, Settings
 from kombu_binary_delay.wire import streams
@@ -30,12 +29,9 @@ def stream_name(namespace: str) -> str:
     return f"{namespace}.{VERSION}.journal"
 
 
-def stream_part(settings: Settings, server: dict[str, Any]) -> Part:
-    """Return the stream of the journal; nothing if the journal is not on the broker.
-
-    :param server: the properties that the broker sent when the connection opened.
-    """
-    if settings.journal != STREAM or not has_streams(server):
+def stream_part(settings: Settings) -> Part:
+    """Return the stream of the journal; nothing if the journal is not on the broker."""
+    if settings.journal != STREAM:
         return Part()
     arguments = ("x-queue-type", "stream"), ("x-max-age", settings.journal_max_age)
     return Part(queues=(Queue(stream_name(settings.namespace), arguments),))
@@ -59,11 +55,10 @@ class Stream:
         self,
         settings: Settings,
         executor: Executor,
-        server: dict[str, Any],
         returned: Callable[[dict[str, Any]], object] = lambda _: None,
     ) -> None:
         self.name = stream_name(settings.namespace)
-        self._part = stream_part(settings, server)
+        self._part = stream_part(settings)
         self._may_declare = settings.declare != "never"
         self._executor = executor
         self._returned = returned

@@ -16,7 +16,7 @@ from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.topology import Topology
-from kombu_binary_delay.ladder.versions import has_streams
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.settings import STREAM, Settings
 from kombu_binary_delay.wire import alarms
 from kombu_binary_delay.wire.executor import Executor
@@ -53,7 +53,7 @@ class Journal:
         executor: Executor,
         server: dict[str, Any],
     ) -> None:
-        self.stream = Stream(settings, executor, server, self._take_back)
+        self.stream = Stream(settings, executor, self._take_back)
         #: The folder for events; None if they go to the stream.
         self.folder = None if settings.journal == STREAM else settings.journal
         self._topology = topology
@@ -68,9 +68,13 @@ class Journal:
         place = self._connection.host, self._connection.virtual_host, self.stream.name
         self._later = _later.setdefault(place, deque(maxlen=_MOST_LATER))
         self._connection.is_held_up = bool(self._later)
-        if self.folder is None and not has_streams(server):
+        why = why_no_streams(server, self._connection.host)
+        if self.folder is None and why:
             self.folder = str(Path(tempfile.gettempdir(), f"{settings.namespace}-journal"))
-            warnings.warn(f"this broker has no streams: the journal is written to {self.folder}")
+            warnings.warn(
+                f"the journal is written to {self.folder}, since {why}; set journal to a folder "
+                f"that is kept"
+            )
 
     @property
     def is_ready(self) -> bool:
@@ -117,9 +121,16 @@ class Journal:
         except IndexError:
             return None
 
-    def released(self, properties: dict[str, Any], destination: Destination) -> None:
-        """Record that a consumer got a message; its properties still have the ladder's header."""
-        self._follow(events.RELEASED, properties, destination)
+    def released(
+        self, properties: dict[str, Any], destination: Destination, left: int | None = None
+    ) -> None:
+        """Record that a consumer got a message; its properties still have the ladder's header.
+
+        :param left: when it left its last level, in whole seconds since the epoch; None if that is
+            not known.
+        """
+        more = {} if left is None else {"left": left * 1_000_000}
+        self._follow(events.RELEASED, properties, destination, **more)
 
     def received(self, properties: dict[str, Any], destination: Destination) -> None:
         """Record that a consumer got a message from no ladder, if it was due when published."""
@@ -215,11 +226,12 @@ class Journal:
         else:
             self.stream.publish(event)
 
-    def _follow(self, kind: str, properties: dict[str, Any], destination: Destination) -> None:
+    def _follow(
+        self, kind: str, properties: dict[str, Any], destination: Destination, **more: Any
+    ) -> None:
         """Note an event of a consumer, now or when the broker does not block publishers."""
-        event = _dated(
-            kind, events.about(properties, destination.exchange, destination.routing_key)
-        )
+        about = events.about(properties, destination.exchange, destination.routing_key)
+        event = _dated(kind, {**about, **more})
         connection = self._connection
         if self.folder is None and (alarms.is_recent(connection) or not connection.connected):
             self._write_later(event)

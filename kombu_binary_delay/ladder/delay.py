@@ -5,6 +5,8 @@
   Celery writes ``countdown``, ``eta``, retries, beat and canvas to this header.
 * ``x-delay-jitter``: milliseconds, the longest time by which a delayed message arrives later, on
   purpose. The message's name decides how much later, see :func:`spread`.
+* ``x-delay-expires``: milliseconds after its due time, jitter included, when a delayed message
+  expires.
 
 An exchange of the plugin's type does not delay a message that has neither header.
 """
@@ -26,16 +28,19 @@ ETA = "eta"
 TASK = "task"
 ID = "id"
 RETRIES = "retries"
+#: When a worker discards the task, as ``eta``.
+CELERY_EXPIRES = "expires"
 #: Celery's task that asks, again and again, whether the parts of a chord have ended.
 CHORD_UNLOCK = "celery.chord_unlock"
 JITTER = "x-delay-jitter"
+EXPIRES = "x-delay-expires"
 #: The header that names one message among those with the same key or id. The transport writes it.
 GENERATION = "x-delay-generation"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"
 
-_WITHOUT = {X_DELAY: "a delay", JITTER: "jitter"}
+_WITHOUT = {X_DELAY: "a delay", JITTER: "jitter", EXPIRES: "an expiry"}
 #: The latest due time, in milliseconds since the epoch: the end of the year 9999.
 LATEST = 253_402_300_799_999
 #: A delay in milliseconds that is longer than any ladder.
@@ -94,6 +99,15 @@ def jitter_of(headers: Mapping[str, Any]) -> int:
     :raises DelayError: if it cannot be read, or is negative.
     """
     return _microseconds(headers[JITTER], JITTER) if JITTER in headers else 0
+
+
+def expiry_of(headers: Mapping[str, Any], due: int) -> int | None:
+    """Return when a message expires, in microseconds since the epoch; None if never.
+
+    :param due: in microseconds since the epoch.
+    :raises DelayError: if that cannot be read, or is negative.
+    """
+    return due + _microseconds(headers[EXPIRES], EXPIRES) if EXPIRES in headers else None
 
 
 def spread(name: str, jitter: int) -> int:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 from kombu_binary_delay.errors import DelayError, shown
 
 from .address import Destination, has_digest
-from .delay import X_DELAY, bounded
+from .delay import ETA, ID, JITTER, TASK, X_DELAY, bounded, due_time
 from .ladder import MAX_TTL
 from .returns import RETURNS
 
@@ -33,6 +34,8 @@ OFFSET = "x-stream-offset"
 #: A message's headers among its properties, by py-amqp's name.
 HEADERS = "application_headers"
 DEATHS = "x-death"
+#: A message's time in the newest death of a ladder, kept of deaths that are left out of its frame.
+LEFT = "x-delay-left"
 #: The newest death comes first in the list; these headers repeat its first and last entry.
 _ENDS = {
     f"x-{end}-death-{part}": (position, part)
@@ -43,7 +46,7 @@ DEATH_HEADERS = (DEATHS, *_ENDS)
 #: The headers with further routing keys.
 COPIES = ("CC", "BCC")
 #: Headers that a message seldom has at its first publish.
-_RARE = frozenset({HEADER, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
+_RARE = frozenset({HEADER, LEFT, RETURNS, OFFSET, *DEATH_HEADERS, *COPIES})
 
 #: An ``expiration`` as RabbitMQ reads it.
 _MILLISECONDS = re.compile(r"0*[0-9]{1,12}", re.ASCII)
@@ -108,6 +111,36 @@ def due_in(headers: Mapping[str, Any]) -> int | None:
     packed = headers.get(HEADER)
     due = packed.get("due") if isinstance(packed, dict) else None
     return bounded(int(due)) if isinstance(due, int) else None
+
+
+def due_of(headers: Mapping[str, Any]) -> int | None:
+    """Return when a message that comes from a ladder was due, in microseconds since the epoch.
+
+    :returns: None if neither the ladder's header nor an ``eta`` says it.
+    """
+    try:
+        due = due_in(headers)
+        if due is not None:
+            return due * 1000
+        asked = {name: headers[name] for name in (ETA, TASK, ID, JITTER) if name in headers}
+        return due_time(asked, 0)
+    except DelayError:
+        return None
+
+
+def left_at(headers: Mapping[str, Any], owns: Owns) -> int | None:
+    """Return when a message left its last level, in whole seconds since the epoch, by the broker.
+
+    :returns: None if its headers do not say.
+    """
+    left = headers.get(LEFT)
+    deaths = headers.get(DEATHS)
+    if left is None and isinstance(deaths, list):
+        ours = (death for death in deaths if isinstance(death, dict) and owns(death.get("queue")))
+        left = next(ours, {}).get("time")
+    if not isinstance(left, datetime):
+        return None
+    return int((left if left.tzinfo else left.replace(tzinfo=UTC)).timestamp())
 
 
 def further_keys(headers: dict[str, Any]) -> list[str]:
@@ -252,6 +285,7 @@ def _texts(keys: object) -> object:
 def _take_off(headers: dict[str, Any], owns: Owns) -> None:
     """Remove our header and every death on a ladder; other deaths stay, in their order."""
     headers.pop(HEADER, None)
+    headers.pop(LEFT, None)
     deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return

@@ -1,4 +1,4 @@
-"""What a broker supports, by its version. Pure."""
+"""What a broker supports, by its version and by who runs it. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from .address import length
 OLDEST = (3, 10)
 #: RabbitMQ does not start with the feature flag ``stream_queue`` left off, since 3.12.
 STREAMS_ALWAYS_SINCE = (3, 12)
+#: The names of Amazon MQ's brokers, from its documentation. The first has the suffix of China, too.
+_AMAZON = re.compile(r"\.mq(-fips)?\.[a-z0-9-]+\.(amazonaws\.(com(\.cn)?|eu)|on\.aws)\.?(:\d+)?$")
+#: Why there may be no streams on it.
+AMAZON = "Amazon MQ does not support streams, and loses data where one is made"
+#: The operator policy that Amazon MQ makes in each virtual host.
+AMAZON_POLICY = "default_operator_policy_AWS_managed"
 #: The most bytes of the text of a broker's error.
 MAX_REPLY = 255
 #: A name as long as any of an exchange's type: RabbitMQ's plugins have up to 17 characters.
@@ -21,9 +27,14 @@ _LONGEST_TYPE = "x-consistent-hash"
 URGENT = 5
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as ``"3.10.8"``, up to the third."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 def release(version: str) -> tuple[int, ...]:
     """Return the major and minor number of a version such as ``"3.10.8"``."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return numbers(version)[:2]
 
 
 def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
@@ -35,9 +46,24 @@ def is_since(server: Mapping[str, Any], since: tuple[int, ...]) -> bool:
     return server.get("product") == "RabbitMQ" and release(version) >= since
 
 
-def has_streams(server: Mapping[str, Any]) -> bool:
-    """Whether a broker has stream queues, by the properties that it sends of itself."""
-    return is_since(server, OLDEST)
+def is_amazon(host: str) -> bool:
+    """Whether a name of a host, with or without a port, is that of an Amazon MQ broker."""
+    return _AMAZON.search(host.lower()) is not None
+
+
+def why_no_streams(server: Mapping[str, Any], host: str) -> str:
+    """Return why streams may not be on a broker; empty if they may.
+
+    What declares or reads a stream of ours asks this, and nothing else decides it.
+
+    :param server: the properties that it sends when a connection opens.
+    :param host: the name by which it was reached.
+    """
+    if is_amazon(host):
+        return AMAZON
+    if not is_since(server, OLDEST):
+        return f"{server.get('product')} {server.get('version', '')} has no streams that are known"
+    return ""
 
 
 def can_be_denied(name: str, vhost: str) -> bool:

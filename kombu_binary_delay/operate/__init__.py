@@ -5,6 +5,7 @@ API. Nothing here knows the command line.
 """
 
 from .amend import Amended, Chosen, amend, choose
+from .arrivals import Arrivals, LastHour
 from .check import Check, Finding, check, check_app
 from .create import Creation, create
 from .delivery import Repair, repair, ways
@@ -16,6 +17,7 @@ from .migrate import Migration, Preview, migrate, plan
 from .probe import ready
 from .prune import Pruning, prune
 from .redrive import Parked, Redrive, parked, redrive
+from .scheduled import scheduled
 from .snapshot import Snapshot
 from .status import AmendmentsStatus, LadderStatus, Status, Waiting, status
 from .teardown import Teardown, teardown
@@ -24,6 +26,7 @@ from .verify import Difference, Verification, verify
 from .waiting import (
     Count,
     Event,
+    Late,
     Selection,
     Story,
     TaskTable,
@@ -39,6 +42,7 @@ from .waiting import (
 __all__ = [
     "Amended",
     "AmendmentsStatus",
+    "Arrivals",
     "Check",
     "Chosen",
     "Count",
@@ -49,6 +53,8 @@ __all__ = [
     "Explanation",
     "Finding",
     "LadderStatus",
+    "LastHour",
+    "Late",
     "Management",
     "Migration",
     "OperationError",
@@ -87,6 +93,7 @@ __all__ = [
     "ready",
     "redrive",
     "repair",
+    "scheduled",
     "status",
     "story_by_journal",
     "story_by_node",

@@ -6,6 +6,7 @@ It must not change anything else on the broker.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,8 +17,9 @@ from typing import Any, Literal
 import amqp
 from amqp.exceptions import AccessRefused, MessageNacked, NotFound, PreconditionFailed
 
+from kombu_binary_delay.amendments.stream import INSTEAD
 from kombu_binary_delay.celery_side.failures import to_raise_a_limit
-from kombu_binary_delay.celery_side.worker_log import confirms, describe
+from kombu_binary_delay.celery_side.worker_log import confirms, describe, known_defects
 from kombu_binary_delay.errors import DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import X_DELAY
@@ -29,6 +31,7 @@ from kombu_binary_delay.wire.mechanism import TRANSPORT, delays, mechanism_of, w
 
 from .declare import declare
 from .errors import OperationError
+from .limits import fewer
 from .probe import Probe
 
 #: How long to continue to wait for a late message, in seconds.
@@ -121,6 +124,11 @@ def check(connection: Any, settings: Settings, delay: float, late: float) -> Ite
     expected = topology.ladder.delay(topology.ladder.digits(delay)) / 1000
     yield Finding("connection", "ok", connection.as_uri())
     yield Finding("broker", "ok", f"{server.get('product')} {server.get('version', '')}")
+    for known in known_defects(server):
+        said = f"{known.release} {known.has}: {known.what}"
+        yield Finding("broker", "note", said, known.remedy)
+    if why := mechanism.amendments.why_impossible:
+        yield Finding("cancelling", "note", why, INSTEAD)
     yield Finding("ladder", "ok", describe(topology))
     trial = _Trial(connection, settings, topology, delay)
     try:
@@ -337,7 +345,9 @@ class _Trial:
     def _on_refusal(self, said: str = "") -> str:
         limit = to_raise_a_limit(said, self._connection.virtual_host or "/")
         if limit is not None:
-            return limit
+            most = re.search(r"queue limit .*\((\d+)\)", said)
+            less = fewer(self._topology, int(most[1])) if most else ""
+            return f"{limit}; or {less}" if less else limit
         if self._settings.declare == "never":
             return (
                 "the setting declare is 'never': make the ladder with `kombu-binary-delay create`, "

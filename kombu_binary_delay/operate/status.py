@@ -17,6 +17,7 @@ from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import QUEUE_TYPES, Topology
 from kombu_binary_delay.settings import Settings
 
+from .arrivals import Arrivals, LastHour
 from .management import Management
 from .probe import Probe, ready
 from .reading import Source, sources
@@ -105,6 +106,7 @@ class Status:
 
     ``amendments`` is None if there have been none yet, or they were not read. ``in_relays`` has the
     relays that hold messages, and how many; ``relays`` is None if that could not be read.
+    ``arrivals`` is None if there is no journal, or it was not read.
     """
 
     at: float
@@ -116,6 +118,7 @@ class Status:
     troubles: tuple[str, ...]
     amendments: AmendmentsStatus | None = None
     in_relays: tuple[tuple[str, int], ...] = ()
+    arrivals: Arrivals | None = None
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -129,12 +132,13 @@ class Status:
         return tuple(figures)
 
 
-def status(
+def status(  # noqa: PLR0913, PLR0917 - of what to read, the last two are optional
     connection: Any,
     management: Management,
     topology: Topology,
     expected: Expected | None = None,
     amending: Any = None,
+    last_hour: LastHour | None = None,
 ) -> Status:
     """Return the status of every ladder in the namespace of ``topology``.
 
@@ -144,6 +148,7 @@ def status(
         is in use, and missing parts are not reported.
     :param amending: a connection by our transport, which reads the amendments; if you reuse it, it
         reads them once. None does not read amendments.
+    :param last_hour: reads the journal, if there is one; reused, it reads on. None does not.
     :raises UnreachableError: if the API does not answer.
     """
     snapshot = Snapshot.read(management, rates=True)
@@ -208,6 +213,9 @@ def status(
         tuple(troubles),
         _amendments(amending, snapshot),
         tuple((name, count) for name, count in sorted(relays.items()) if count),
+        last_hour.read(connection.connection)
+        if last_hour is not None and last_hour.stream in snapshot.queues
+        else None,
     )
 
 

@@ -10,15 +10,24 @@ from functools import partial
 from typing import Any
 
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.ladder.defects import defects_of
 from kombu_binary_delay.ladder.delay import PLUGIN_TYPE
 from kombu_binary_delay.ladder.durations import human
 from kombu_binary_delay.ladder.parts import Exchange, Part, Queue
 from kombu_binary_delay.ladder.topology import Topology
-from kombu_binary_delay.ladder.versions import OLDEST, STREAMS_ALWAYS_SINCE, release
+from kombu_binary_delay.ladder.versions import (
+    AMAZON,
+    AMAZON_POLICY,
+    OLDEST,
+    STREAMS_ALWAYS_SINCE,
+    release,
+)
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import milliseconds
 
 from .delivery import faults
 from .errors import UnlistedError, UnreachableError
+from .limits import limits
 from .management import Management
 from .remedy import (
     HERE,
@@ -32,6 +41,7 @@ from .remedy import (
     stop_consumers,
     unbind,
 )
+from .scheduled import standstills
 from .snapshot import Snapshot, arguments
 
 #: An error loses or misroutes messages, or changes their delay; a warning may; a note only informs.
@@ -81,7 +91,9 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     must_exist: bool = False,
     drained: bool = False,
     amendments: Part = _NOTHING,
+    schedules: Iterable[Schedules] = (),
     journal: Part = _NOTHING,
+    lanes: Sequence[Topology] | None = None,
 ) -> Verification:
     """Compare a virtual host with a topology, and return the differences. Changes nothing.
 
@@ -94,7 +106,10 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param drained: whether applications do not publish to it, so that levels may be missing even
         if they declare nothing.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
+    :param schedules: as :func:`kombu_binary_delay.operate.scheduled` returns them.
     :param journal: the stream of the journal, if there is to be one.
+    :param lanes: the ladders that programs use side by side, for which there must be room: by
+        default, this one.
     :param user: the user whose permissions to check; by default, the API's user.
     :raises UnreachableError: if the management API does not answer.
     """
@@ -116,7 +131,12 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *dead_letters(topology, snapshot),
         *_amendments(amendments, snapshot, declares=declares),
         *_journal(journal, snapshot, declares=declares),
-        *_policies(management, topology, snapshot),
+        *_policies(management, topology, snapshot, amendments + journal),
+        *_limits(management, (topology,) if lanes is None else lanes, snapshot, user),
+        *(
+            Difference("error", what, found, "its tasks are not sent", remedy)
+            for what, found, remedy in standstills(schedules)
+        ),
         *_permissions(
             management,
             topology,
@@ -501,6 +521,8 @@ def _broker(management: Management, version: str, topology: Topology) -> Iterato
         )
     elif release(version) < STREAMS_ALWAYS_SINCE:
         yield from _stream_flag(management)
+    for known in defects_of(version):
+        yield Difference("note", *known)
 
 
 def _stream_flag(management: Management) -> Iterator[Difference]:
@@ -525,11 +547,23 @@ def _unread(what: str, exc: UnreachableError) -> Difference:
     return Difference("note", what, "could not be read", "not compared", str(exc))
 
 
+def _limits(
+    management: Management, lanes: Sequence[Topology], snapshot: Snapshot, user: str | None
+) -> Iterator[Difference]:
+    if not lanes:
+        return
+    try:
+        for limit in limits(management, lanes, snapshot, user or management.user):
+            yield Difference("warning", *limit)
+    except UnreachableError as exc:
+        yield _unread("limits", exc)
+
+
 # -- policies ------------------------------------------------------------------------------------
 
 
 def _policies(
-    management: Management, topology: Topology, snapshot: Snapshot
+    management: Management, topology: Topology, snapshot: Snapshot, streams: Part
 ) -> Iterator[Difference]:
     wanted = {queue.name: dict(queue.arguments) for queue in topology.whole.queues}
     for name, row in snapshot.queues.items():
@@ -541,6 +575,14 @@ def _policies(
         except UnreachableError as exc:
             yield _unread(kind, exc)
             continue
+        if streams.queues and any(policy["name"] == AMAZON_POLICY for policy in policies):
+            yield Difference(
+                "error",
+                f"operator-policy {AMAZON_POLICY}",
+                "this is Amazon MQ, by another name of its host",
+                f"{AMAZON}; the first revoke, cancellation or event would make one",
+                "set amendments to False, and journal to a folder, in all programs",
+            )
         yield from _hits(kind, policies, wanted, management.vhost, topology)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.delay import JITTER, X_DELAY
+from kombu_binary_delay.ladder.delay import EXPIRES, JITTER, X_DELAY
 from kombu_binary_delay.ladder.envelope import COPIES, DEATH_HEADERS, HEADER, HEADERS, OFFSET
 from kombu_binary_delay.ladder.returns import RETURNS
 
@@ -21,7 +21,9 @@ from .frames import PROPERTIES, counted, write_fields, write_name, write_value
 
 EXPIRATION = "expiration"
 #: The headers that say more of a message's way than when it is due.
-_OF_THE_WAY = frozenset({X_DELAY, JITTER, HEADER, OFFSET, RETURNS, *COPIES, *DEATH_HEADERS})
+_OF_THE_WAY = frozenset(
+    {X_DELAY, JITTER, EXPIRES, HEADER, OFFSET, RETURNS, *COPIES, *DEATH_HEADERS}
+)
 #: The encoding by which each byte is a letter.
 _BYTES = "latin-1"
 #: The type of a text in a table and its length, for the lengths below this one.

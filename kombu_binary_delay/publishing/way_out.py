@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,19 +20,24 @@ from amqp.exceptions import RecoverableConnectionError
 from kombu_binary_delay.errors import AddressError, DelayError, TopologyError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import (
+    CELERY_EXPIRES,
     CHORD_UNLOCK,
     ETA,
     GENERATION,
     JITTER,
     TASK,
     X_DELAY,
+    bounded,
     due_time,
+    expiry_of,
 )
 from kombu_binary_delay.ladder.envelope import HEADERS, is_expiration, wrap
+from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
 from kombu_binary_delay.routing.commands import Answer, Ensure, Warn
 from kombu_binary_delay.routing.router import Router
+from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire.executor import Executor
 
 from .frames import UNWRITABLE, EncodedMessage
@@ -293,6 +299,17 @@ class WayOut:
         """Write the event of a message that was sent to the journal."""
         if out.is_delayed and self._journal is not None:
             self._journal.scheduled(out.properties, out.exchange, out.routing_key)
+        if watch.published and out.due is not None:
+            self._notify(out, out.due)
+
+    def _notify(self, out: Outgoing, due: int) -> None:
+        """Notify listeners of a message that is on the ladder."""
+        name, _ = id_and_headers(out.given[0])
+        wait = self._router.wait(out.exchange, out.routing_key, out.properties[HEADERS])
+        asked = (wait or 0) / 1000
+        task = watch.task_of(out.given[0])
+        message = watch.Published(name, task, *out.given[1], asked, due / 1_000_000)
+        watch.notify(watch.published, message)
 
     def record(self, records: Sequence[Any]) -> None:
         """Record what messages supersede that the broker has.
@@ -310,6 +327,7 @@ class WayOut:
         records: Sequence[Any] = (),
     ) -> Outgoing:
         properties, destination = given
+        properties = _expiring(properties, due, now)
         router, journal = self._router, self._journal
         plan = router.publish(properties, due, destination, now)
         is_noted = journal is None or journal.is_ready
@@ -364,6 +382,25 @@ class WayOut:
             usable = (name for name in names if name and isinstance(name, str))
             name = next(usable, None) or str(uuid.uuid4())
         return self._router.due(headers, now, name)
+
+
+def _expiring(properties: dict[str, Any], due: int | None, now: int) -> dict[str, Any]:
+    """Return the properties of a message that expires so long after it is due.
+
+    Of a task, Celery's workers check it. Of another message, a consumer with the transport does,
+    and RabbitMQ if the message is due already: it drops an ``expiration`` where it dead-letters.
+
+    :raises DelayError: if the header cannot be read, or that is after the year 9999.
+    """
+    headers = properties.get(HEADERS)
+    if due is None or not headers or (expires := expiry_of(headers, due)) is None:
+        return properties
+    if TASK in headers:
+        moment = datetime.fromtimestamp(bounded(expires // 1000) / 1000, UTC)
+        return {**properties, HEADERS: {**headers, CELERY_EXPIRES: moment.isoformat()}}
+    if due <= now:
+        return {**properties, "expiration": str(max((expires - now) // 1000, 0))}
+    return properties
 
 
 def asks_for_delay(headers: Mapping[str, Any]) -> bool:

@@ -73,6 +73,17 @@ class Deliveries:
                 properties[HEADERS].pop(ladder.delay_header, None)
         return Delivery(destination, properties)
 
+    def wait(self, exchange: str, routing_key: str, headers: dict[str, Any]) -> int | None:
+        """Return for how long a ladder was to keep a message, in milliseconds.
+
+        :returns: None if the address does not say.
+        """
+        by = ladder_of_exchange(exchange, self._topology)
+        for ladder in (by,) if by else (self._ours, self._topology):
+            with suppress(AddressError):
+                return ladder.ladder.delay(ladder.parse(routing_key, carried(headers))[0])
+        return None
+
     def _came_by(self, headers: dict[str, Any], exchange: str, key: str) -> Destination | None:
         """Return how a message was published that came by this; None if it came by no ladder."""
         by = self._ladder_of(exchange)

@@ -87,12 +87,18 @@ class Router:
         self.publish, self.check = self._plans.publish, self._plans.check
         self.enter = self._plans.enter
         self.plan_through = self._plans.through
-        self.received = self._deliveries.received
+        self.received, self.wait = self._deliveries.received, self._deliveries.wait
         self.lost = known.lost
 
     def opened(self) -> Steps:
         """Warn about the guarantees that a new connection cannot give."""
         server = self.known.server
+        if server.get("product", "RabbitMQ") != "RabbitMQ":
+            yield Warn(
+                f"{server['product']} {server.get('version', '')} is not RabbitMQ: whether delayed "
+                f"messages keep their promises on it has not been tried",
+                once=True,
+            )
         if is_since(server, (0,)) and not is_since(server, OLDEST):
             yield Warn(
                 f"RabbitMQ {server.get('version')} is not supported: delayed messages need "

@@ -41,7 +41,7 @@ logger = get_logger(__name__)
 
 REDRIVE = "redrive"
 #: Seconds for which a result is new enough.
-_NOW, _FINDINGS, _TASKS, _STORY = 3.0, 60.0, 10.0, 3.0
+_NOW, _FINDINGS, _TASKS, _STORY, _SCHEDULES = 3.0, 60.0, 10.0, 3.0, 3.0
 #: Seconds that a page waits for a first result, so that it always loads soon.
 _FIRST, _SOON = 0.4, 8.0
 _PAGE = 50
@@ -132,6 +132,7 @@ class Pages:
             Route("/tasks", self.tasks, name="tasks"),
             Route("/results", self.results),
             Route("/task", self.task, name="task"),
+            Route("/schedules", self.schedules, name="schedules"),
         ]
         if self._allow:
             routes += [
@@ -225,6 +226,12 @@ class Pages:
         task_id = request.query_params.get("id", "")
         template = "story" if "part" in request.query_params else "task"
         return self._show(request, template, self._task(request, task_id))
+
+    def schedules(self, request: Request) -> Response:
+        """Show the schedules of all apps, or the part of the page that changes."""
+        template = "schedules_part" if "part" in request.query_params else "schedules"
+        latest = self._reader.get("schedules", self._watch.schedules, _SCHEDULES, _FIRST)
+        return self._show(request, template, {"latest": latest})
 
     def _task(self, request: Request, task_id: str) -> dict[str, Any]:
         if is_from_elsewhere(request):

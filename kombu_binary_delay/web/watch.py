@@ -17,6 +17,7 @@ from kombu_binary_delay.operate.failures import named
 from kombu_binary_delay.operate.reading import sources
 from kombu_binary_delay.operate.status import parked_by_side
 from kombu_binary_delay.operate.trouble import alarms
+from kombu_binary_delay.schedules import Schedules
 from kombu_binary_delay.settings import Settings
 
 
@@ -55,6 +56,10 @@ class Broker(Protocol):
 
     def management(self, connection: Any) -> operate.Management:
         """Return the management API of a connection's broker."""
+        ...
+
+    def schedules(self, connection: Any) -> tuple[Schedules, ...]:
+        """Return the schedules of all apps on the broker."""
         ...
 
 
@@ -109,6 +114,15 @@ class Watch:
         try:
             with named(self._broker):
                 return tuple(self._broker.verify(self._open()))
+        except BaseException:
+            self.close()
+            raise
+
+    def schedules(self) -> tuple[Schedules, ...]:
+        """Return the schedules of all apps."""
+        try:
+            with named(self._broker):
+                return self._broker.schedules(self._open())
         except BaseException:
             self.close()
             raise

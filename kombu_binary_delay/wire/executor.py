@@ -30,6 +30,7 @@ from kombu.log import get_logger
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS, ForeignLadder
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.routing.commands import (
     Answer,
     AskTemporary,
@@ -73,6 +74,7 @@ _TAKES_ALL = (None, "drop-head")
 _CURRENT = re.compile(
     r"none|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<untyped>.*)'", re.DOTALL
 )
+_STREAM = ("x-queue-type", "stream")
 _BOOLEANS = {"true": True, "false": False}
 _INTEGERS = {"byte", "unsignedbyte", "short", "unsignedshort", "signedint", "unsignedint", "long"}
 
@@ -231,8 +233,13 @@ class Executor:
 
         :param what: as of :class:`~.routing.commands.Ensure`, and ``needs``.
         :returns: the names of the streams whose age is another one.
-        :raises TopologyError: if the broker refuses.
+        :raises TopologyError: if the broker refuses, or if it may have no streams, and one is asked
+            for.
         """
+        if any(_STREAM in queue.arguments for queue in part.queues):
+            why = why_no_streams(self.connection.server_properties, self.connection.host)
+            if why:
+                raise TopologyError(f"{what} cannot be declared: {why}")
         try:
             with self.channel(what, needs) as channel:
                 declare(channel, part)

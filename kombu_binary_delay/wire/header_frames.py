@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from kombu_binary_delay.ladder.envelope import DEATH_HEADERS, DEATHS, HEADER, Owns
+from kombu_binary_delay.ladder.envelope import DEATH_HEADERS, DEATHS, HEADER, LEFT, Owns
 
 Frame = tuple[int, int, bytes]
 #: Where a field of a table begins, where the type of its value is, and where the field ends.
@@ -26,8 +26,9 @@ _HAS_CONTENT_TYPE, _HAS_CONTENT_ENCODING, _HAS_HEADERS = 0x80, 0x40, 0x20
 _MARK, _DEATHS = HEADER.encode(), DEATHS.encode()
 _LADDERS = frozenset((_MARK, *(name.encode() for name in DEATH_HEADERS)))
 #: Of the fields of a death, those that are needed.
-_QUEUE = frozenset([b"queue"])
-_STRING, _TABLE, _ARRAY = b"SFA"
+_QUEUE, _TIME = frozenset([b"queue"]), frozenset([b"time"])
+_STRING, _TABLE, _ARRAY, _TIMESTAMP = b"SFAT"
+_LEFT = bytes([len(LEFT)]) + LEFT.encode()
 #: The types whose values begin with their size, and the sizes of the values of all other types, as
 #: RabbitMQ has them: https://www.rabbitmq.com/docs/amqp-0-9-1-errata
 _SIZED = frozenset(b"SxAF")
@@ -40,8 +41,11 @@ _SIZES = {
 _size = struct.Struct(">I").unpack_from
 
 
-def leave_out_deaths(connection: Any, owns: Owns) -> None:
-    """Make a connection leave the deaths out of what it reads for channels that remove them."""
+def leave_out_deaths(connection: Any, owns: Owns, keeps_time: Callable[[], bool]) -> None:
+    """Make a connection leave the deaths out of what it reads for channels that remove them.
+
+    :param keeps_time: whether to keep the time of the newest.
+    """
     decode: Callable[[Frame], Any] = connection.on_inbound_frame
 
     def on_inbound_frame(frame: Frame) -> Any:
@@ -50,15 +54,17 @@ def leave_out_deaths(connection: Any, owns: Owns) -> None:
             kind, channel_id, payload = frame
             channel = (connection.channels or {}).get(channel_id)
             if getattr(channel, "removes_deaths", False):
-                return decode((kind, channel_id, without_deaths(payload, owns)))
+                shorter = without_deaths(payload, owns, keep_time=keeps_time())
+                return decode((kind, channel_id, shorter))
         return decode(frame)
 
     connection.on_inbound_frame = on_inbound_frame
 
 
-def without_deaths(payload: bytes, owns: Owns) -> bytes:
+def without_deaths(payload: bytes, owns: Owns, *, keep_time: bool = False) -> bytes:
     """Return a header frame's payload without ``x-death`` and the headers that repeat parts of it.
 
+    :param keep_time: whether to add, as a header of its own, the time of the newest death.
     :returns: the payload as it is, unless the message has the ladder's header and every death is
         that of a queue which ``owns`` knows.
     """
@@ -71,6 +77,7 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
         fields = _find(payload, at, end, _LADDERS)
         if not (fields.pop(_MARK, None) and _all_owned(payload, fields.get(_DEATHS), owns)):
             return payload
+        time = _newest(payload, fields[_DEATHS]) if keep_time else b""
     except (IndexError, struct.error):
         # It ends early: py-amqp says so.
         return payload
@@ -78,7 +85,7 @@ def without_deaths(payload: bytes, owns: Owns) -> bytes:
     for begin, _, stop in fields.values():
         kept.append(payload[at:begin])
         at = stop
-    table = b"".join((*kept, payload[at:end]))
+    table = b"".join((*kept, payload[at:end], time))
     return b"".join((payload[:size], len(table).to_bytes(4, "big"), table, payload[end:]))
 
 
@@ -121,6 +128,16 @@ def _all_owned(payload: bytes, deaths: Field | None, owns: Owns) -> bool:
             return False
         at = stop
     return True
+
+
+def _newest(payload: bytes, deaths: Field) -> bytes:
+    """Return the header with the time of the newest death; empty if it has none."""
+    at = deaths[1] + 5
+    stop = at + 5 + _size(payload, at + 1)[0]
+    time = _find(payload, at + 5, stop, _TIME).get(b"time")
+    if time is None or payload[time[1]] != _TIMESTAMP:
+        return b""
+    return _LEFT + payload[time[1] : time[2]]
 
 
 def _text(payload: bytes, field: Field) -> str:

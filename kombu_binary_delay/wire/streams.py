@@ -21,6 +21,7 @@ from amqp.exceptions import AccessRefused, RecoverableConnectionError, error_for
 
 from kombu_binary_delay.errors import BinaryDelayError, TopologyError
 from kombu_binary_delay.ladder.envelope import OFFSET
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.routing.commands import Answer, Ensure, Look, OutOfReachError
 
 from . import deliveries
@@ -156,6 +157,8 @@ class StreamChannel(amqp.Channel):
     ) -> None:
         if connection is None or connection.channels is None:
             raise RecoverableConnectionError("the connection is closed")
+        if why := why_no_streams(connection.server_properties, connection.host):
+            raise StreamError(why)
         super().__init__(connection, auto_decode=False)
         self._take, self._ended = take, ended
         #: The streams that are read, by their consumers' tags.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import time
 import uuid
 from collections.abc import Mapping
@@ -38,11 +39,24 @@ AT_MOST = 600.0
 
 _media = Exchange("media", "topic")
 
-#: What users set, apart from the transport.
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def settings_of(module: Path) -> dict[str, Any]:
+    """Read the settings in a module, but those that say which broker it is."""
+    names = runpy.run_path(str(module))
+    left_out = {"broker_url", "broker_transport", "os"}
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in left_out and not name.startswith("__")
+    }
+
+
+#: What users set, apart from the transport; see `DEFAULT_LADDER` for their ladders.
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
-    "abroad": {"timezone": "Asia/Kathmandu"},
-    "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
+    "small": {},
     "any key": {"task_queues": [Queue("celery"), Queue("all media", _media, "#")]},
     "beat": {
         "beat_schedule": {
@@ -85,6 +99,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ]
     },
     "no amendments": {"broker_transport_options": {"binary_delay": {"amendments": False}}},
+    "production": settings_of(EXAMPLES / "production.py"),
     "priority": {"task_queue_max_priority": 10, "worker_prefetch_multiplier": 1},
     "quorum on a direct exchange": {
         "task_default_queue_type": "quorum",
@@ -98,6 +113,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+#: The shapes with the default ladder; all others have the one with the fewest queues.
+DEFAULT_LADDER = {"stock", "production"}
+
+
 @dataclass(frozen=True)
 class Deployment:
     """One installation of the app."""
@@ -105,17 +124,22 @@ class Deployment:
     url: str
     journal: str
     results: str
-    shape: str = "stock"
+    shape: str = "small"
     transport: str | None = OURS
 
     @classmethod
     def within(
-        cls, folder: Path, url: str, shape: str = "stock", transport: str | None = OURS
+        cls, folder: Path, url: str, shape: str = "small", transport: str | None = OURS
     ) -> Deployment:
         """Deploy with results and journal in places of their own in a folder."""
         results = folder / f"results-{uuid.uuid4().hex}"
         results.mkdir()
         return cls(url, f"{results}.journal", str(results), shape, transport)
+
+    @property
+    def ladder(self) -> dict[str, Any]:
+        """The transport's settings of its ladder."""
+        return {} if self.shape in DEFAULT_LADDER else {"radix": 2}
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -143,6 +167,10 @@ def make_app(deployment: Deployment) -> Celery:
     app.conf.event_queue_ttl = app.conf.event_queue_expires = AT_MOST
     app.conf.control_queue_expires = AT_MOST
     app.conf.update(SHAPES[deployment.shape])
+    if deployment.ladder:
+        options = app.conf.broker_transport_options
+        settings = {**deployment.ladder, **options.get("binary_delay", {})}
+        app.conf.broker_transport_options = {**options, "binary_delay": settings}
     if deployment.transport:
         app.conf.broker_transport = deployment.transport  # the one line
     journal = Journal(Path(deployment.journal))
@@ -236,20 +264,6 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         if not self.request.retries:
             wait_until(Path(signal).exists, f"the file {signal}", AT_MOST)
             raise self.retry(countdown=countdown, **({"headers": headers} if headers else {}))
-
-    @app.task(
-        name="back_off",
-        shared=False,
-        bind=True,
-        autoretry_for=(StumbleError,),
-        retry_backoff=1,
-        retry_jitter=False,
-    )
-    def back_off(self: Any, times: int) -> int:
-        write(self)
-        if self.request.retries < times:
-            raise StumbleError
-        return int(self.request.retries)
 
     @app.task(
         name="stumble",

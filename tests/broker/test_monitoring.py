@@ -15,12 +15,14 @@ import promql_parser
 import pytest
 import yaml
 from kombu import Queue
+from prometheus_client import CollectorRegistry, generate_latest
 
 from dev.prometheus import TOOL, Prometheus
 from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import alerts, grafana
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.operate import create
+from kombu_binary_delay.telemetry import prometheus, watch
 from tests.waits import PATIENCE
 
 # What is scraped is a broker whose metrics are on a port that only we know.
@@ -87,6 +89,16 @@ class Ladders:
             producer.publish("m", routing_key=queue, headers={"x-delay": delay})
 
 
+def of_workers():
+    """The page of a worker's telemetry."""
+    registry = CollectorRegistry()
+    end = prometheus.instrument(registry)
+    watch.notify(watch.delivered, watch.Delivered("", "pay", "mail", 3.0, 10.0, 10, 10.1))
+    page = generate_latest(registry).decode().splitlines()
+    end()
+    return page
+
+
 def metrics(scrape):
     """What the jobs of a scrape configuration find: names, and the labels of each."""
     labels_of: dict[str, set[str]] = {}
@@ -98,7 +110,7 @@ def metrics(scrape):
         url = f"http://{static['targets'][0]}{job.get('metrics_path', '/metrics')}?{families}"
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
-        for line in lines:
+        for line in lines + of_workers():
             if match := re.match(r"(\w+)(?:\{(.*)\})? ", line):
                 labels = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[2] or ""))
                 # And what Prometheus adds by itself, and by the configuration.
@@ -192,7 +204,7 @@ def hurried(rules):
     """The same rules on a faster clock: what takes minutes takes seconds."""
     seconds = {"1m": "1s", "2m": "12s", "5m": "20s", "10m": "20s", "15s": "3s"}
     # These would fire where the machine stalls for seconds, and have cases of their own below.
-    apart = "Late|DiskFills|Unwatched"
+    apart = "Late|ArrivesLate|NotOnTime|DiskFills|Unwatched"
     rules = re.sub(rf" +- alert: BinaryDelay(?:{apart})\n(?: {{8}}.*\n)*", "", rules)
     return re.sub(r"\b(\d+[ms])\b", lambda time: seconds[time[1]], rules)
 
@@ -299,7 +311,26 @@ def disk(free):
     ]
 
 
+def arrivals(at_once, late):
+    """Fifty minutes of a worker: so many more each scrape come at once, and late by 20 s to 30."""
+    whole = at_once + late
+    buckets = {"1.0": at_once, "20.0": at_once, "30.0": whole, "+Inf": whole}
+    labels = 'messaging_destination_name="mail",celery_task_name="pay"'
+    name = "messaging_delay_lateness_seconds"
+    return [
+        *case("0x200"),
+        *(
+            {"series": f'{name}_bucket{{{labels},le="{le}"}}', "values": f"0+{count}x200"}
+            for le, count in buckets.items()
+        ),
+        {"series": f"{name}_count{{{labels}}}", "values": f"0+{whole}x200"},
+    ]
+
+
 CASES = {
+    "all arrive within a tick": (arrivals(100, 0), set()),
+    "a few arrive late": (arrivals(98, 2), {"ArrivesLate"}),
+    "many arrive late": (arrivals(40, 60), {"ArrivesLate", "NotOnTime"}),
     "nothing leaves": (case("0x20 40x180", "0x200"), {"Stuck", "Late"}),
     "nothing leaves, and more comes": (
         case("0x20 " + " ".join(f"{40 + at}x1" for at in range(180)), "0+0x200"),
@@ -347,33 +378,42 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_fires_within_45_minutes(tmp_path, name):
-    series, fires = CASES[name]
+FIRING = re.findall("alert: BinaryDelay(.*)", alerts(SMALL))
+
+
+def test_what_fires_within_45_minutes(tmp_path):
     (tmp_path / "rules.yml").write_text(alerts(SMALL))
     expressions = " or ".join(
         f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{alert}",'
         f'alertstate="firing"}}[45m]))'
-        for alert in ("LevelStuck", "Parked", "RelayFilling", "Late", "DiskFills", "Unwatched")
+        for alert in FIRING
     )
     names = {"Stuck": "LevelStuck"}
-    expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(alert, alert)}"}}', "value": 1}
-        for alert in sorted(fires)
+    asked = {
+        name: [
+            {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
+            for fire in sorted(fires)
+        ]
+        for name, (_, fires) in CASES.items()
+    }
+    tests = [
+        of_promtool(name, CASES[name][0], [(expressions, expected)])
+        for name, expected in asked.items()
     ]
-    by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
+    by_promtool(tmp_path, tests, rule_files=["rules.yml"])
 
 
-def by_promtool(folder, series, asked, **more):
-    """Let Prometheus' own tool evaluate expressions after 45 minutes of some series."""
+def of_promtool(name, series, asked):
+    """What some expressions are to be after 45 minutes of some series."""
     tests = [
         {"expr": expr, "eval_time": "45m", "exp_samples": expected} for expr, expected in asked
     ]
-    test = {
-        "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}],
-        **more,
-    }
+    return {"name": name, "interval": "15s", "input_series": series, "promql_expr_test": tests}
+
+
+def by_promtool(folder, tests, **more):
+    """Let Prometheus' own tool evaluate expressions; it names those that are wrong."""
+    test = {"evaluation_interval": "15s", "tests": tests, **more}
     (folder / "test.yml").write_text(yaml.safe_dump(test))
 
     done = subprocess.run(
@@ -420,14 +460,11 @@ def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
         "In and out": (10, "{}"),
     }
 
-    by_promtool(
-        tmp_path,
-        series,
-        [
-            (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
-            for title, (value, labels) in expected.items()
-        ],
-    )
+    asked = [
+        (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
+        for title, (value, labels) in expected.items()
+    ]
+    by_promtool(tmp_path, [of_promtool("the dashboard", series, asked)])
 
 
 @pytest.mark.parametrize("topology", [Topology(), SMALL], ids=lambda topology: topology.prefix)
@@ -441,4 +478,4 @@ def test_rules_are_what_promtool_takes(tmp_path, topology):
         check=False,
     )
 
-    assert "SUCCESS: 6 rules found" in done.stdout, done.stdout + done.stderr
+    assert "SUCCESS: 8 rules found" in done.stdout, done.stdout + done.stderr

@@ -737,6 +737,25 @@ def test_the_command_lists_counts_and_tells_of_one_task(
     gone = run(vhost, "explain", "--task", "arrived")
     assert [event["kind"] for event in gone["events"]] == ["scheduled", "released"]
     assert gone["state"] == "arrived"
+    assert gone["late"]["broker"] + gone["late"]["backlog"] < PATIENCE * 1000
+    options = ["-m", vhost.broker.management_url]
+    late = run(vhost, *options, "status")["arrivals"]
+    assert (late["messages"], late["complete"]) == (1, True)
+    assert 0 < late["p50"] == late["p99"]
+    assert late["on_time"] == (late["p99"] <= LADDER.ladder.tick)
+    # What came since the last look, and not again what came before.
+    last_hour = operate.LastHour("kbd", LADDER.ladder.tick)
+    with vhost.connect() as connection:
+        first = last_hour.read(connection)
+        assert first
+        assert first.messages == 1
+        now = time.time_ns() // 1000
+        write(vhost, {"event": "released", "at": now, "due": now - 60_000_000, "id": "x"})
+        settle(vhost, 7)
+        again = last_hour.read(connection)
+        assert again
+        assert again.messages == 2
+        assert again.p99 == pytest.approx(60_000, rel=0.02)
     run(vhost, "explain", "2f1c3a52-5b0d-4a37-b2a5-3f6c44a7f0a1", code=1)
 
     for words in (["tasks"], ["tasks", "--limit", "0"], ["explain", "--task", "waits"]):

@@ -1,5 +1,7 @@
 """What is left out of a header frame is what would be removed after it is decoded, and no more."""
 
+from datetime import UTC, datetime
+from functools import partial
 from struct import pack
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay import Topology
-from kombu_binary_delay.ladder.envelope import HEADER, unwrap
+from kombu_binary_delay.ladder.envelope import HEADER, left_at, unwrap
 from kombu_binary_delay.wire.header_frames import without_deaths
 
 TOPOLOGY = Topology()
@@ -29,7 +31,8 @@ deaths = st.fixed_dictionaries(
         "queue": st.sampled_from([*OURS, "theirs", "queue", ""]),
         "exchange": texts,
         "routing-keys": st.lists(texts, max_size=2),
-    }
+    },
+    optional={"time": st.integers(10, 2**31).map(partial(datetime.fromtimestamp, tz=UTC)) | texts},
 ).flatmap(lambda death: st.permutations(list(death.items())).map(dict))
 ends = st.dictionaries(st.sampled_from(["x-first-death-queue", "x-last-death-reason"]), texts)
 
@@ -55,6 +58,10 @@ def decoded(data):
     return message.properties
 
 
+def time_of(data):
+    return left_at(decoded(data)["application_headers"], TOPOLOGY.owns)
+
+
 def unwrapped(properties):
     if HEADER in properties.get("application_headers", {}):
         unwrap(properties, TOPOLOGY.owns)
@@ -78,6 +85,11 @@ def test_a_message_comes_out_as_if_all_had_been_decoded(headers, others):
     data = payload({**others, "application_headers": headers})
 
     assert unwrapped(decoded(without_deaths(data, TOPOLOGY.owns))) == unwrapped(decoded(data))
+    # And with the time at which it left the ladder, if somebody asks for that.
+    timed = without_deaths(data, TOPOLOGY.owns, keep_time=True)
+    if HEADER in headers:
+        assert time_of(timed) == time_of(data)
+    assert unwrapped(decoded(timed)) == unwrapped(decoded(data))
 
 
 DEATH = {"count": 1, "reason": "expired", "queue": OURS[0], "exchange": "", "routing-keys": ["k"]}

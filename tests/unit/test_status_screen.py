@@ -12,6 +12,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.cli import console, status_screen
 from kombu_binary_delay.operate import (
     AmendmentsStatus,
+    Arrivals,
     LadderStatus,
     Management,
     Status,
@@ -43,6 +44,7 @@ STATUS = Status(
     TROUBLES[:1],
     AmendmentsStatus(2),
     (("kbd.v2.relay-to-queue.ledger", 3),),
+    Arrivals(12_345, 3.2, 120.4, 0.991, complete=True),
 )
 HISTORY = [(1.0, 0.5)] * 60
 

@@ -41,7 +41,7 @@ class Wire:
         self.transport = self.connection = self
         self.written, self.writes = b"", 0
         simulated = SimulatedBroker()
-        simulated.queues["mail"] = Queue("mail", ())
+        simulated.declare_one(Queue("mail", ()))
         executor: Any = SimpleNamespace(run=simulated.run)
         server = {"product": "RabbitMQ", "version": "4.1.0"}
         router = Router(Settings.from_transport_options({"binary_delay": settings}), server)
@@ -67,11 +67,9 @@ class Channel(amqp.Channel):
 
 
 def a_batch(settings):
-    wire = Wire(settings)
+    wire: Any = Wire(settings)
     batch = PublishBatch(Channel(wire), 1000)
-    channel: Any = wire
-    batch._confirm_channel = channel  # noqa: SLF001 - as if open
-    batch._messages = Messages(wire, 1)  # noqa: SLF001
+    batch._confirm_channel, batch._messages = wire, Messages(wire, 1)  # noqa: SLF001 - as if open
     return batch, wire
 
 
@@ -110,7 +108,7 @@ kinds = st.fixed_dictionaries(
         "before": st.sampled_from([None, "compression"]),
     }
 )
-ladders: Any = st.sampled_from(
+ladders: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {},
         {"radix": 2},
@@ -180,7 +178,8 @@ def test_most_messages_of_a_kind_are_written_at_once():
 
 # Jitter is for those that ask for their delay by a header.
 @given(
-    st.lists(st.integers(1, 10**12), max_size=5), ladders.filter(lambda each: "jitter" not in each)
+    st.lists(st.integers(1, 10**12), max_size=5),
+    ladders.filter(lambda ladder: "jitter" not in ladder),
 )
 def test_what_is_filled_in_needs_no_header_that_asks_for_its_delay(delays, settings):
     template = Template({"application_headers": {}, "priority": 3}, TO_MAIL, ())

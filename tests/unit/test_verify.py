@@ -240,6 +240,8 @@ class Api(Management):
                 for binding in part.bindings
             ],
             "operator-policies": [],
+            "vhost-limits": [],
+            "user-limits": [],
             "policies": [
                 {"name": "p", "pattern": "level", "priority": 0, "apply-to": "all", **policy}
                 for policy in policies
@@ -339,7 +341,7 @@ def test_a_user_that_rabbitmq_does_not_list_is_none_unless_it_has_logged_in(
 
 
 AMENDMENTS = amendments_part(Settings())
-JOURNAL = stream_part(Settings(journal="stream"), {"product": "RabbitMQ", "version": "4.3.6"})
+JOURNAL = stream_part(Settings(journal="stream"))
 
 
 @pytest.mark.parametrize(
@@ -399,10 +401,7 @@ def test_a_journal_that_is_no_stream_is_named_with_what_makes_it_anew(declares, 
 
 @pytest.mark.parametrize("declares", [True, False])
 def test_a_journal_that_is_kept_for_another_time_than_programs_say_is_named(declares):
-    other = stream_part(
-        Settings(journal="stream", journal_max_age="30D"),
-        {"product": "RabbitMQ", "version": "4.3.6"},
-    )
+    other = stream_part(Settings(journal="stream", journal_max_age="30D"))
     api = Api(TOPOLOGY, [], more=AMENDMENTS + JOURNAL)
     differences = verify(api, TOPOLOGY, journal=other, declares=declares).differences
     [age] = [difference for difference in differences if difference.what == "queue kbd.v2.journal"]

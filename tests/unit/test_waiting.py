@@ -328,6 +328,48 @@ def test_the_story_of_a_task_ends_with_what_is_known_of_its_last_attempt(monkeyp
     assert (story.state, len(story.events)) == (state, len(kinds))
 
 
+@pytest.mark.parametrize(
+    ("left", "ran", "said"),
+    [
+        (
+            4,
+            700,
+            "4.7 s: 4 s by the broker; 200 ms in the backlog of its queue; 500 ms in the worker",
+        ),
+        (0, None, "4.2 s: nothing by the broker; 4.2 s in the backlog of its queue"),
+        (None, None, "4.2 s: 4.2 s in the backlog of its queue, or by the broker"),
+    ],
+)
+def test_the_story_says_where_lateness_arose(monkeypatch, left, ran, said):
+    begin = (BEGIN // 1000 - 3600) * 1_000_000
+    due = begin + 5_000_000
+    prefix = Topology().prefix
+    came = {"event": "released", "id": "t", "at": due + 4_200_000, "due": due}
+    if left is not None:
+        came["left"] = due + left * 1_000_000
+    told = [
+        # An attempt before, which was later.
+        {"event": "scheduled", "id": "t", "at": begin - 99_000_000, "due": begin - 98_000_000},
+        {"event": "released", "id": "t", "at": begin - 1, "due": begin - 98_000_000},
+        {"event": "scheduled", "id": "t", "at": begin, "due": due, "levels": prefix},
+        came,
+    ]
+    if ran is not None:
+        told.append(
+            {"event": "executed", "id": "t", "at": due + 4_000_000 + ran * 1000, "due": due}
+        )
+    journalled(monkeypatch, *map(json.dumps, told))
+
+    story = operate.story_by_journal(None, Topology(), "t")
+    written = io.StringIO()
+    Console(file=written, width=120).print(output.story(story))
+
+    assert f"It was late by {said}." in written.getvalue()
+    assert story.asked == 5000
+    assert story.levels == ((f"{prefix}.level-01.0101", begin // 1000 + 5000),)
+    assert f"{moment(due // 1000)}, {prefix}.level-01.0101" in written.getvalue()
+
+
 #: Numbers and others that ended a reader: Python has them, and what it calls does not.
 ODD = [10**40, 2**63, MAX_TIME * 1000 + 1000, -1, 1.5, float("inf"), True, "soon", [], {}]
 JSON = st.recursive(
@@ -337,7 +379,7 @@ JSON = st.recursive(
 )
 FIELDS = (
     *("event", "at", "id", "due", "task", "name", "args", "kwargs", "exchange", "key"),
-    *("retries", "levels", "state", "generation", "hops", "ladder"),
+    *("retries", "levels", "state", "generation", "hops", "ladder", "left"),
 )
 SCHEDULED = {"event": "scheduled", "at": 1, "due": (BEGIN + 3_600_000) * 1000, "id": "t"}
 #: An event as it should be, in which a field or two are not.

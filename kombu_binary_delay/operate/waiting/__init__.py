@@ -13,7 +13,7 @@ are, and their delivery counts do not change.
 from .journal import from_journal, has_journal, judge_of, story_by_journal
 from .node import from_node, story_by_node
 from .table import TaskTable
-from .task import COUNTED, JOURNAL, NODE, Count, Event, Selection, Story, WaitingTask
+from .task import COUNTED, JOURNAL, NODE, Count, Event, Late, Selection, Story, WaitingTask
 
 __all__ = [
     "COUNTED",
@@ -21,6 +21,7 @@ __all__ = [
     "NODE",
     "Count",
     "Event",
+    "Late",
     "Selection",
     "Story",
     "TaskTable",

@@ -20,13 +20,14 @@ from kombu_binary_delay.journal import events, stream_name
 from kombu_binary_delay.ladder.envelope import HEADERS
 from kombu_binary_delay.ladder.recognise import topology_of_name
 from kombu_binary_delay.ladder.topology import Topology
+from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.operate.errors import OperationError, UnreachableError
 from kombu_binary_delay.operate.probe import Probe
 from kombu_binary_delay.operate.text import plural
 from kombu_binary_delay.wire.streams import StreamError, last_offset, pages
 
 from .table import TaskTable
-from .task import JOURNAL, UNJUDGED, Event, Judge, Story, WaitingTask, amend
+from .task import JOURNAL, UNJUDGED, Event, Judge, Late, Story, WaitingTask, amend
 
 _GONE = (events.RELEASED, events.EXECUTED)
 _TAKEN_BACK = (events.CANCELLED, events.POSTPONED)
@@ -99,26 +100,33 @@ def story_by_journal(
     :raises OperationError: if there is no journal.
     """
     journal = _Journal(connection, topology, judge, namespace)
-    history, scheduled, state = [], None, "unknown"
+    history: list[Event] = []
+    attempt: list[Event] = []
+    scheduled, state = None, "unknown"
     for event in journal.events():
         if event.get("id") != task_id:
             continue
         history.append(_event(event))
         if history[-1].kind == events.SCHEDULED:
-            scheduled = event
+            scheduled, attempt = event, []
         elif scheduled is not None and not _is_of(event, scheduled):
             # It is of an earlier attempt, or of a message that this one replaces.
             continue
         state = _after(history[-1], state)
-    task = None
+        attempt.append(history[-1])
+    task, asked = None, None
+    levels: tuple[tuple[str, int], ...] = ()
     if scheduled is not None:
+        asked, levels = journal.way(scheduled)
         task, amended = journal.judged(_task(scheduled), _note(scheduled))
         if state == "waiting":
             passed = task.due <= time.time_ns() // 1_000_000
             state = amended or ("due" if passed else state)
         if amended and history[-1].kind != amended:
             history.append(Event(amended, None, task.due if amended == POSTPONED else None))
-    return Story(task_id, state, JOURNAL, task, tuple(history), journal.missing())
+    missing = journal.missing()
+    late = Late.of(attempt)
+    return Story(task_id, state, JOURNAL, task, tuple(history), missing, asked, levels, late)
 
 
 def _is_of(event: dict[str, Any], scheduled: dict[str, Any]) -> bool:
@@ -142,6 +150,12 @@ class _Journal:
         namespace = namespace or topology.namespace
         self._stream = stream_name(namespace)
         if not has_journal(connection, namespace):
+            broker = connection.connection
+            if why := why_no_streams(broker.server_properties, broker.host):
+                raise OperationError(
+                    f"there is no journal to read: {why}; programs whose setting journal is a "
+                    f"folder record there what waits"
+                )
             raise OperationError(
                 f"there is no journal {self._stream!r} in this virtual host: "
                 f"set journal to 'stream' in the settings of publishers and workers, or read the "
@@ -197,6 +211,14 @@ class _Journal:
         if task.name is not None and task.id is not None:
             headers = {"id": task.id, "task": task.name, **headers}
         return amend(task, self._judge({HEADERS: headers, "message_id": task.id}))
+
+    def way(self, scheduled: dict[str, Any]) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """Return the delay of a ``scheduled`` event, and when it leaves each queue on its way."""
+        at, due = scheduled["at"], scheduled["due"]
+        passed, asked = self._in_use(scheduled.get("levels")), max(due - at, 0) / 1000
+        waits = [] if passed is None else waits_on(passed, asked)
+        begun = _milliseconds(at)
+        return round(asked), tuple((queue, begun + until) for queue, until in waits)
 
     def _settled(self, task: WaitingTask, note: str) -> tuple[WaitingTask, str] | None:
         return None if task.due <= time.time_ns() // 1_000_000 else self.judged(task, note)
@@ -276,6 +298,7 @@ def _event(event: dict[str, Any]) -> Event:
         event.get("retries"),
         f"{exchange}:{key or ''}" if exchange else key,
         event.get("state"),
+        None if (left := event.get("left")) is None else _milliseconds(left),
     )
 
 
@@ -286,18 +309,28 @@ def level_at(topology: Topology, delay: float, passed: float) -> str | None:
     :param passed: the time since the publish in milliseconds.
     :returns: None if it has left the ladder by then, or the ladder cannot hold the delay.
     """
-    ladder = topology.ladder
+    return next((queue for queue, until in waits_on(topology, delay) if passed < until), None)
+
+
+def waits_on(topology: Topology, delay: float) -> list[tuple[str, int]]:
+    """Return the queues in which a message waits, each with the time after its publish to leave it.
+
+    :param delay: the delay of the message in milliseconds, as the times.
+    :returns: an empty list if the ladder cannot hold the delay.
+    """
+    ladder, until = topology.ladder, 0
+    waits: list[tuple[str, int]] = []
     if not 0 <= delay <= ladder.maximum:
-        return None
+        return waits
     digits = ladder.digits(delay)
     for place, digit in enumerate(digits):
-        value = int(digit, 2)
         height = len(digits) - 1 - place
-        passed -= value * ladder.weights[-1 - height]
-        if passed < 0:
+        wait = int(digit, 2) * ladder.weights[-1 - height]
+        if wait:
+            until += wait
             name = topology.level_name(height)
-            return f"{name}.{digit}" if topology.is_ours else name
-    return None
+            waits.append((f"{name}.{digit}" if topology.is_ours else name, until))
+    return waits
 
 
 def _milliseconds(microseconds: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,6 +121,7 @@ class Event:
     :param at: when it was written, in milliseconds since the epoch; None if that is not recorded.
     :param due: milliseconds since the epoch, if the event has it.
     :param state: Celery's state of an ``executed`` task.
+    :param left: when it left its last level, to whole seconds, if the event has it.
     """
 
     kind: str
@@ -129,6 +130,42 @@ class Event:
     retries: int | None = None
     queue: str | None = None
     state: str | None = None
+    left: int | None = None
+
+
+@dataclass(frozen=True)
+class Late:
+    """Where the lateness of a task arose, in milliseconds.
+
+    :param broker: until it left the ladder, at least: the broker says that to whole seconds. None
+        if it is not known; it is then in ``backlog``.
+    :param backlog: from there until a consumer had it: the way to its queue, and what was before it
+        there.
+    :param worker: from there until it ran; None if it has not.
+    """
+
+    broker: int | None
+    backlog: int
+    worker: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return (self.broker or 0) + self.backlog + (self.worker or 0)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Late | None:
+        """Return how late a task was, by the events of one attempt; None if it has not arrived."""
+        at = {event.kind: event for event in events}
+        arrived, ran = at.get("released"), at.get("executed")
+        if arrived is None or arrived.at is None or arrived.due is None:
+            return None
+        broker = None if arrived.left is None else max(arrived.left - arrived.due, 0)
+        backlog = max(arrived.at - arrived.due - (broker or 0), 0)
+        worker = None
+        if ran is not None and ran.at is not None:
+            worker = max(ran.at - arrived.at, 0)
+        return cls(broker, backlog, worker)
 
 
 _WORDS = {
@@ -152,6 +189,10 @@ class Story:
         ``postponed``; ``unknown``.
     :param task: as it waits, or as it was last scheduled; None if not known.
     :param events: the journal's events, in order.
+    :param asked: the delay of the last attempt in milliseconds; None if not known.
+    :param levels: the queues in which it waits, each with when it leaves it, in milliseconds since
+        the epoch; empty if not known.
+    :param late: where its lateness arose; None if nothing says that it has arrived.
     """
 
     id: str
@@ -160,6 +201,9 @@ class Story:
     task: WaitingTask | None = None
     events: tuple[Event, ...] = ()
     unseen: tuple[str, ...] = ()
+    asked: int | None = None
+    levels: tuple[tuple[str, int], ...] = ()
+    late: Late | None = None
 
     @property
     def words(self) -> str:
