@@ -45,7 +45,7 @@ docs: ## the documentation, into docs/_build/html
 	@dev/install.sh docs
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" exec dev/check.sh docs docs/_build/html
 
-coverage: ## what the last `make test` or `make test-all` has covered of the mechanism, line by line, into htmlcov
+coverage: ## what the last `make test-all` has covered of the mechanism, line by line, into htmlcov
 	@exec .venv/bin/python -m coverage html --fail-under=0
 
 clean: ## remove what these commands have made

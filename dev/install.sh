@@ -147,7 +147,11 @@ case $group in test | dev)
     # Spark's Python processes import PySpark from this archive, which has no bytecode: that takes a
     # second of CPU for each. The same modules are beside it.
     is_yours || rm -f .venv/lib/python3.*/site-packages/pyspark/python/lib/pyspark.zip
-    # While nothing else runs: among the tests, it would take minutes. They do without it as well.
-    [ -e .venv/spark-classes.jsa ] || { say "an archive of Spark's classes into .venv" &&
-        .venv/bin/python -m tests.spark_classes; } || true
+    # While nothing else runs: among the tests, these would take minutes. They do without them as well.
+    [ -e .venv/spark-classes.jsa ] || {
+        say "an archive of Spark's classes into .venv" && .venv/bin/python -m tests.spark_classes
+        # Pytest compiles tests in its own way: once here, or once in each of its workers.
+        say "the tests' bytecode" && env -u PYTHONDONTWRITEBYTECODE \
+            .venv/bin/python -m pytest --collect-only -qq >/dev/null
+    } || true
 esac

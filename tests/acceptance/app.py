@@ -53,9 +53,10 @@ def settings_of(module: Path) -> dict[str, Any]:
     }
 
 
-#: What users set, apart from the transport.
+#: What users set, apart from the transport; see `DEFAULT_LADDER` for their ladders.
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
+    "small": {},
     "abroad": {"timezone": "Asia/Kathmandu"},
     "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "any key": {"task_queues": [Queue("celery"), Queue("all media", _media, "#")]},
@@ -114,6 +115,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+#: The shapes with the default ladder; all others have the one with the fewest queues.
+DEFAULT_LADDER = {"stock", "production"}
+
+
 @dataclass(frozen=True)
 class Deployment:
     """One installation of the app."""
@@ -121,17 +126,22 @@ class Deployment:
     url: str
     journal: str
     results: str
-    shape: str = "stock"
+    shape: str = "small"
     transport: str | None = OURS
 
     @classmethod
     def within(
-        cls, folder: Path, url: str, shape: str = "stock", transport: str | None = OURS
+        cls, folder: Path, url: str, shape: str = "small", transport: str | None = OURS
     ) -> Deployment:
         """Deploy with results and journal in places of their own in a folder."""
         results = folder / f"results-{uuid.uuid4().hex}"
         results.mkdir()
         return cls(url, f"{results}.journal", str(results), shape, transport)
+
+    @property
+    def ladder(self) -> dict[str, Any]:
+        """The transport's settings of its ladder."""
+        return {} if self.shape in DEFAULT_LADDER else {"radix": 2}
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -159,6 +169,10 @@ def make_app(deployment: Deployment) -> Celery:
     app.conf.event_queue_ttl = app.conf.event_queue_expires = AT_MOST
     app.conf.control_queue_expires = AT_MOST
     app.conf.update(SHAPES[deployment.shape])
+    if deployment.ladder:
+        options = app.conf.broker_transport_options
+        settings = {**deployment.ladder, **options.get("binary_delay", {})}
+        app.conf.broker_transport_options = {**options, "binary_delay": settings}
     if deployment.transport:
         app.conf.broker_transport = deployment.transport  # the one line
     journal = Journal(Path(deployment.journal))

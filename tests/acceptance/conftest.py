@@ -42,7 +42,7 @@ def processes() -> Iterator[Processes]:
 @pytest.fixture(scope="module")
 def shape() -> str:
     """A key of `SHAPES`."""
-    return "stock"
+    return "small"
 
 
 @pytest.fixture(scope="module")

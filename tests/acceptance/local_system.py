@@ -22,7 +22,7 @@ class LocalSystem(System):
         self,
         vhost: VHost,
         processes: Processes,
-        shape: str = "stock",
+        shape: str = "small",
         transport: str | None = OURS,
         url: str = "amqp://{broker}",
     ) -> None:

@@ -30,7 +30,7 @@ class System:
     def __init__(self, vhost: VHost, deployment: Deployment, app: Celery) -> None:
         self.vhost = vhost
         self.deployment = deployment
-        self.topology = Settings().topology()
+        self.topology = Settings(**deployment.ladder).topology()
         self.levels = [queue.name for level in self.topology.levels for queue in level.queues]
         self.journal = Journal(Path(deployment.journal))
         self._app = app

@@ -73,19 +73,6 @@ def test_a_task_that_was_revoked_while_it_ran_does_not_retry_or_run_again(new_sy
     assert not third.complaints()
 
 
-def test_what_expires_before_its_new_time_does_not_run(new_system):
-    system: LocalSystem = new_system()
-    worker = system.worker("--pool=solo")
-    with system.held(worker.name):
-        expired, kept = (
-            system.send("note", countdown=0.5, expires=expires) for expires in (2, 600)
-        )
-        reschedule([expired, kept], countdown=4)
-    system.journal.wait_for(kept.id)
-    wait_until(partial(system.journal.revoked, expired.id), "the signal")
-    assert not system.journal.ran(expired.id)
-
-
 def test_a_task_that_is_terminated_while_it_runs_does_not_come_back(new_system, tmp_path):
     system: LocalSystem = new_system("careful")
     worker = system.worker("--pool=prefork")

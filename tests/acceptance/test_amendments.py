@@ -106,6 +106,15 @@ def test_a_task_that_is_postponed_twice_goes_by_the_last_time(system: LocalSyste
     assert early.at >= start + 1
 
 
+def test_what_expires_before_its_new_time_does_not_run(system: LocalSystem, worker: Worker):
+    with system.held(worker.name):
+        expired, kept = (system.send("note", countdown=0.5, expires=each) for each in (2, 600))
+        reschedule([expired, kept], countdown=4)
+    system.journal.wait_for(kept.id)
+    wait_until(lambda: system.journal.revoked(expired.id), "the signal")
+    assert not system.journal.ran(expired.id)
+
+
 def test_each_copy_of_a_task_in_several_queues_is_postponed_and_runs_once(
     system: LocalSystem, worker: Worker
 ):
@@ -251,30 +260,3 @@ def test_what_replaces_a_task_can_be_cancelled_as_any(system: LocalSystem, worke
         wait_until(lambda: system.journal.revoked(result.id), "the discarding")  # noqa: B023
     system.wait_until_idle()
     assert not [run for result in results for run in system.journal.ran(result.id)]
-
-
-@pytest.mark.usefixtures("worker")
-def test_what_was_amended_stays_so_for_a_worker_that_starts_later(new_system):
-    # given
-    system: LocalSystem = new_system()
-    names = ("cancelled", "replaced", "rescheduled", "revived", "other")
-    sent = {name: system.send("note", "old", countdown=3) for name in names}
-    start = time.time()
-    # when
-    cancel(sent["cancelled"])
-    replace(system.task("note", "new"), sent["replaced"].id, countdown=3)
-    reschedule(sent["rescheduled"], countdown=6)
-    sent["revived"].revoke()
-    replace(system.task("note", "new"), sent["revived"].id, countdown=3)
-    system.worker("--pool=solo")
-    # then
-    runs = system.journal.wait_for(*(sent[name].id for name in names[1:]))
-    assert len(runs) == 4
-    assert {name: arguments_of_runs(system, sent[name].id) for name in names} == {
-        "cancelled": [],
-        "replaced": [["new"]],
-        "rescheduled": [["old"]],
-        "revived": [["new"]],
-        "other": [["old"]],
-    }
-    assert system.journal.ran(sent["rescheduled"].id)[0].at >= start + 6

@@ -39,8 +39,10 @@ def worker_stays_well():
 
 @pytest.mark.parametrize(
     ("end", "same_worker"),
-    [("SIGTERM", False), ("SIGKILL", True)],
-    ids=["stopped, new worker", "killed, worker reconnects"],
+    [
+        pytest.param("SIGTERM", False, id="stopped, new worker", marks=pytest.mark.slow),
+        pytest.param("SIGKILL", True, id="killed, worker reconnects"),
+    ],
 )
 def test_a_broker_that_restarts_loses_nothing(celery_setup: Setup, end: str, *, same_worker: bool):
     # given

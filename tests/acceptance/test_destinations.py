@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from kombu import Exchange
 
+from tests.acceptance.app import OURS
 from tests.acceptance.journal import wait_until
 from tests.acceptance.local_system import LocalSystem
 from tests.acceptance.system import System
@@ -84,6 +86,26 @@ def test_a_retry_stays_on_its_topic_exchange(system: System):
     runs = system.journal.wait_for(task, times=3)
     assert {(run.exchange, run.routing_key) for run in runs} == {("media", "image.jpg")}
     system.journal.assert_on_time([task])
+
+
+def test_routes_of_the_settings_of_a_stranger_lead_delayed_tasks_as_others(system: System):
+    # given: an app that knows no task and no queue
+    app = Celery("stranger", broker=system.vhost.url, set_as_current=False)
+    app.conf.broker_transport = OURS
+    app.conf.task_routes = {
+        "note": {"exchange": "media", "exchange_type": "topic", "routing_key": "image.new"},
+        "add_up": {"queue": "foo"},
+    }
+    # when
+    image = app.send_task("note", countdown=0.5).id
+    foo = app.send_task("add_up", ([1, 2],), countdown=0.5).id
+    # then
+    places = {
+        run.id: (run.exchange, run.routing_key) for run in system.journal.wait_for(image, foo)
+    }
+    assert places == {image: ("media", "image.new"), foo: ("", "foo")}
+    system.journal.assert_on_time([image, foo])
+    app.close()
 
 
 def test_a_task_that_no_queue_wants_any_more_is_parked_and_disturbs_no_other(system: System):

@@ -20,6 +20,11 @@ NEW_YORK_OR_SO = timezone(timedelta(hours=-5))
 
 
 @pytest.fixture(scope="module")
+def shape():
+    return "stock"
+
+
+@pytest.fixture(scope="module")
 def worker_options():
     return ["--concurrency=2", "--without-mingle"]
 
@@ -257,20 +262,22 @@ def test_celery_polls_a_chord_by_delayed_retries(system: System, tmp_path: Path)
     system.journal.assert_on_time({poll.id for poll in polls()})
 
 
-def test_in_an_app_of_another_timezone_all_times_are_kept(new_system):
+def test_a_canvas_in_a_canvas_keeps_every_countdown(system: System):
     # given
-    system = new_system("abroad")
-    system.worker("--pool=threads")
+    def note(value: int) -> object:
+        return system.task("note", value).set(countdown=0.5)
+
     start = time.time()
-    eta = datetime.now(UTC) + timedelta(seconds=1)
     # when
-    tasks = [
-        system.send_note(countdown=1),
-        system.send_note(eta=eta),
-        system.send_note(eta=eta.replace(tzinfo=None)),
-    ]
+    inner = group(chain(note(1), system.task("note", 2).set(countdown=0.25)), note(3))
+    result = chain(
+        note(0),
+        chord(inner, system.task("add_up").set(countdown=0.5), app=system.app),
+        system.task("note").set(countdown=0.5),
+        app=system.app,
+    ).apply_async(countdown=0.5)
     # then
-    runs = system.journal.wait_for(*tasks)
-    assert all(start + 1 <= run.at < start + 1 + LATE for run in runs)
-    system.journal.assert_on_time(tasks)
-    wait_until(lambda: system.waiting() == 0, "an empty ladder")
+    assert result.get(timeout=PATIENCE) is not None
+    (last,) = system.journal.ran(result.id)
+    assert last.at >= start + 0.5 + 0.5 + 0.5
+    system.journal.assert_on_time({run.id for run in system.journal.ran() if run.at >= start})

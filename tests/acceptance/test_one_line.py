@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from celery import Celery
 
 from tests.acceptance.app import OURS
 from tests.acceptance.journal import LATE, wait_until
@@ -15,11 +16,10 @@ HOUR = 3600
 PREFETCH_MULTIPLIER = 4
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_system, pool: str):
+def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_system):
     # given
-    system: LocalSystem = new_system()
-    worker = system.worker(f"--pool={pool}", mingle=True)
+    system: LocalSystem = new_system("stock")
+    worker = system.worker(mingle=True)
     assert system.app.conf.worker_prefetch_multiplier == PREFETCH_MULTIPLIER
     for _ in range(PREFETCH_MULTIPLIER + 2):
         system.send_note(countdown=HOUR)
@@ -38,37 +38,35 @@ def test_immediate_tasks_run_at_once_however_many_wait_for_an_hour(new_system, p
     wait_until(lambda: inspect.reserved() == {worker.name: []}, "a worker that holds nothing")
 
 
-def test_what_waits_is_not_seen_by_a_worker_that_starts_or_stops_meanwhile(new_system):
+def test_what_waits_is_not_seen_by_a_worker_and_no_level_is_made_before(new_system):
     # given
-    system: LocalSystem = new_system()
-    task = system.send_note(countdown=HOUR)
+    system: LocalSystem = new_system("stock")
+    worker = system.worker("--pool=solo")
+    system.journal.wait_for(system.send_note())
+    assert not system.queues().intersection(system.levels)
     # when
-    system.worker("--pool=solo").stop()
+    task = system.send_note(countdown=HOUR)
+    worker.stop()
     # then
     assert not system.journal.received(task)
     system.wait_for_waiting(1)
 
 
-def test_a_publisher_that_starts_before_any_worker_still_delivers(new_system):
-    # given
-    system: LocalSystem = new_system()
-    task = system.send_note(countdown=0.5)
+def test_a_task_sent_by_its_name_arrives_before_any_worker_ran_and_after(new_system):
+    # given: an app that knows the broker and our transport, and no task and no queue
+    system: LocalSystem = new_system("stock")
+    app = Celery("stranger", broker=system.vhost.url, set_as_current=False)
+    app.conf.broker_transport = OURS
+    early = app.send_task("note", countdown=0.5).id
     wait_until(lambda: system.vhost.waiting("celery").get("celery"), "the task in its queue")
     # when
-    system.worker("--pool=solo")
+    system.worker("--pool=threads")
+    late = app.send_task("note", countdown=0.5).id
     # then
-    system.journal.wait_for(task)
+    system.journal.wait_for(early, late)
+    system.journal.assert_on_time([late])
     assert system.parked() == 0
-
-
-def test_no_level_is_made_before_the_first_task_that_waits(new_system):
-    # given
-    system: LocalSystem = new_system()
-    system.worker("--pool=solo")
-    # when
-    system.journal.wait_for(system.send_note())
-    # then
-    assert not system.queues().intersection(system.levels)
+    app.close()
 
 
 NOBODY = "guest:guest@127.0.0.1:1//"
@@ -77,17 +75,16 @@ NOBODY = "guest:guest@127.0.0.1:1//"
 @pytest.mark.parametrize(
     ("transport", "url"),
     [
-        (None, "binary-delay://{broker}"),
         (OURS, f"amqp://{NOBODY};amqp://{{broker}}"),
         (None, f"binary-delay://{NOBODY};binary-delay://{{broker}}"),
     ],
-    ids=["by URL", "by transport, second URL", "by URL, second URL"],
+    ids=["by transport", "by URL"],
 )
 def test_the_one_line_may_be_the_url_and_holds_for_every_url_of_a_failover(
     new_system, transport: str | None, url: str
 ):
     # given
-    system: LocalSystem = new_system(transport=transport, url=url)
+    system: LocalSystem = new_system("stock", transport=transport, url=url)
     worker = system.worker("--pool=solo")
     # when
     later, task = system.send_note(countdown=HOUR), system.send("retry", 1, 0.5, countdown=0.5).id

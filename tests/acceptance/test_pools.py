@@ -1,19 +1,29 @@
-"""Delays are kept in every pool of Celery's, and a crowd that waits hinders no remote control."""
+"""Delays and amendments hold in every pool; a crowd that waits hinders no remote control."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from kombu_binary_delay import cancel, replace, reschedule
 from tests.acceptance.journal import LATE, wait_until
 from tests.acceptance.local_system import LocalSystem
+from tests.acceptance.revoked import assert_revoked
 
 CROWD = 2000
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
-    # given
+def test_delays_and_amendments_hold_in_every_pool(new_system, pool: str):
+    # given: what is amended before any worker runs
     system: LocalSystem = new_system("careful")
+    revoked, cancelled, old, postponed = (system.send("note", countdown=1) for _ in range(4))
+    revoked.revoke()
+    cancel(cancelled)
+    start = time.time()
+    reschedule(postponed, countdown=4)
+    replaced = replace(system.task("retry", 1, 0.5), old.id)
     worker = system.worker(f"--pool={pool}")
     # when
     later = system.send_note(countdown=3600)
@@ -24,6 +34,15 @@ def test_countdowns_and_retries_are_kept_in_every_pool(new_system, pool: str):
     system.journal.wait_for(now, *tasks)
     system.journal.wait_for(retried, times=3)
     system.journal.assert_on_time([*tasks, retried])
+    system.journal.wait_for(replaced.id, times=2)
+    assert_revoked(system, [revoked, cancelled], worker.log)
+    (run,) = system.journal.wait_for(postponed.id)
+    assert run.at >= start + 4
+    # And what is revoked while it runs.
+    with system.held(worker.name):
+        late = system.send("note", countdown=0.5)
+        late.revoke()
+    assert_revoked(system, [late], worker.log)
     assert not system.journal.received(later)
     system.wait_for_waiting(1)
     worker.end_if_it_may_not_stop()

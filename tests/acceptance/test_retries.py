@@ -48,7 +48,7 @@ def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):
 
 def test_a_retry_that_cannot_be_delayed_is_kept_by_a_worker_until_it_is_due(new_system):
     # given
-    system: LocalSystem = new_system("any key")
+    system: LocalSystem = new_system("any key", transport=None, url="binary-delay://{broker}")
     worker = system.worker("--pool=solo")
     # when
     task = system.send("retry", 1, 1, exchange="media", routing_key="k" * 200).id

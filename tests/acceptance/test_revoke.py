@@ -149,7 +149,7 @@ def test_a_task_revoked_in_any_way_while_a_worker_runs_is_discarded(new_system):
 def test_a_task_revoked_in_any_way_while_no_worker_runs_is_discarded(new_system):
     system: LocalSystem = new_system()
     other, batched = system.send_note(countdown=SHORT), system.send("batched", countdown=SHORT)
-    results = revoke_by_all(WAYS, system)
+    results = revoke_by_all({**WAYS, **COMMANDS}, system)
     batched.revoke()
     with events(system) as heard:
         worker = system.worker("-E")
@@ -175,13 +175,4 @@ def test_a_revoke_outlives_all_workers_that_heard_it(new_system):
     assert not system.journal.revoked()
     second = system.worker()
     assert_revoked(system, results, second.log)
-    system.journal.wait_for(other)
-
-
-def test_a_revoke_from_the_command_line_needs_no_worker_either(new_system):
-    system: LocalSystem = new_system()
-    results = revoke_by_all(COMMANDS, system)
-    other = system.send_note()
-    worker = system.worker("--pool=solo")
-    assert_revoked(system, results, worker.log)
     system.journal.wait_for(other)

@@ -15,7 +15,7 @@ from tests.acceptance.local_system import LocalSystem
 ZONES = ["UTC", "America/New_York", "Asia/Kathmandu", "Pacific/Chatham", "Europe/Berlin"]
 
 
-@pytest.mark.parametrize("shape", ["stock", "abroad", "abroad without UTC"])
+@pytest.mark.parametrize("shape", ["abroad", "abroad without UTC"])
 def test_an_eta_of_any_zone_and_a_countdown_are_kept(new_system, shape: str):
     # given
     assert shape in SHAPES

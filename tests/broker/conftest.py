@@ -120,7 +120,7 @@ def collect():
     until: what is to be true as well, before it ends; messages that are dropped come in any order.
     """
 
-    def collect(connection, queues, count, timeout=PATIENCE, more=0.3, until=lambda: True):  # noqa: PLR0913, PLR0917
+    def collect(connection, queues, count, timeout=PATIENCE, more=0.1, until=lambda: True):  # noqa: PLR0913, PLR0917
         arrivals = []
 
         def take(queue):
@@ -153,8 +153,8 @@ def collect():
         assert len(arrivals) >= count, f"{len(arrivals)} of {count} arrived in {timeout} s"
         assert until(), f"not so within {timeout} s"
         end = time.monotonic() + more
-        while time.monotonic() < end:
-            _drain(connection, 0.1)
+        while (left := end - time.monotonic()) > 0:
+            _drain(connection, left)
         channel.close()
         return arrivals
 

@@ -342,16 +342,13 @@ def test_who_may_write_to_the_levels_and_the_default_exchange_cannot_amend(  # n
     assert sorted(bodies(collect(consumer, [QUEUE], len(names)))) == sorted(names)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"\xff\xfe", b"null", b'{"cancel": "*"}', b'{"cancel":[1],"at":1}', b"[" * 1_000_000],
-    ids=lambda body: repr(body[:20]),
-)
-def test_what_is_no_record_stops_nobody(consumer, publisher, collect, body):
+def test_what_is_no_record_stops_nobody(consumer, publisher, collect):
     publish(publisher, "cancelled")
     publish(publisher, "kept")
     cancel("another", connection=publisher)
-    append(publisher, body)
+    bodies_of_none = [b"", b"\xff\xfe", b"null", b'{"cancel": "*"}', b'{"cancel":[1],"at":1}']
+    for body in (*bodies_of_none, b"[" * 1_000_000):
+        append(publisher, body)
     cancel("cancelled", connection=publisher)
     assert bodies(collect(consumer, [QUEUE], 1)) == ["kept"]
 
@@ -969,31 +966,31 @@ BAD: dict[str, Any] = {  # what is wrong with it, and the call
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_an_error_and_nothing_is_recorded(vhost, publisher, what):
-    with pytest.raises(AmendmentError):
-        BAD[what](connection=publisher)
+def test_bad_input_is_an_error_and_nothing_is_recorded(vhost, publisher, subtests):
+    for what, act in BAD.items():
+        with subtests.test(what), pytest.raises(AmendmentError):
+            act(connection=publisher)
     assert not any("amendments" in queue["name"] for queue in vhost.queues())
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {KEY: ""},
-        {KEY: 7},
-        {KEY: "x" * 256},
-        {KEY: "a", "x-delay": 86_400_000},
-        {KEY: "a", "x-delay-key-max-wait": "1 h"},
-        {KEY: "a", "x-delay-key-max-wait": 86_400_000},
-        {REPLACES: None},
-        {REPLACES: "a", "x-delay": 10**12},
-    ],
-    ids=repr,
-)
-def test_a_message_that_cannot_replace_another_is_not_published(vhost, publisher, headers):
+#: Headers of a message that cannot replace another.
+BAD_HEADERS: list[dict[str, Any]] = [
+    {KEY: ""},
+    {KEY: 7},
+    {KEY: "x" * 256},
+    {KEY: "a", "x-delay": 86_400_000},
+    {KEY: "a", "x-delay-key-max-wait": "1 h"},
+    {KEY: "a", "x-delay-key-max-wait": 86_400_000},
+    {REPLACES: None},
+    {REPLACES: "a", "x-delay": 10**12},
+]
+
+
+def test_a_message_that_cannot_replace_another_is_not_published(vhost, publisher, subtests):
     QUEUE(publisher.default_channel).declare()
-    with pytest.raises((AmendmentError, DelayError)):
-        publish(publisher, "never", **{"x-delay": 1, **headers})
+    for headers in BAD_HEADERS:
+        with subtests.test(repr(headers)), pytest.raises((AmendmentError, DelayError)):
+            publish(publisher, "never", **{"x-delay": 1, **headers})
     assert QUEUE(publisher.default_channel).get() is None
     assert not any("amendments" in queue["name"] for queue in vhost.queues())
 

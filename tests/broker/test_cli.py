@@ -488,45 +488,43 @@ def test_a_teardown_that_a_signal_ends_puts_all_back(  # noqa: PLR0913, PLR0917
 COUNTED = ["status", "--destinations", "--source", "journal", "--ladder"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["-A", "no.such.app", "status"], 2, "no Celery app can be loaded from 'no.such.app'"),
-        (["status", "--nonsense"], 2, "No such option"),
-        (["--tick", "0", "status"], 2, "tick must be a whole number"),
-        (["--tick", "x", "status"], 2, "'x' is not a whole number"),
-        (["explain", "soon"], 2, "for a task's id that is no UUID: explain --task soon"),
-        (["explain", "99999w"], 2, "longer than 8.51 years"),
-        (["teardown", "--yes", "--ladder", "what"], 2, "is no ladder's name"),
-        (["migrate"], 2, "say what to move"),
-        (["migrate", "--from", "celery", "--from-queue", "q"], 2, "give one"),
-        (["migrate", "--from-queue", "kbd.v2.parking"], 2, "redrive what is parked"),
-        (["migrate", "--from-queue", "kbd.v2.poison"], 2, "is a part of a ladder"),
-        (["migrate", "--from-queue", "celery_delayed_5"], 2, "is a part of a ladder"),
-        (["migrate", "--from", "shop_celery_delayed_"], 2, "no queue of the ladder shop_celery_"),
-        (["redrive"], 2, "there is no parking queue"),
-        ([*COUNTED, "nservicebus"], 2, "of which nsb.v2.delay- is none; give --foreign-ladder n"),
-        ([*COUNTED, "shop.v2-125ms-2x31"], 2, "of the settings, of which shop.v2-125ms-2x31 is n"),
-        (["--foreign-ladder", "celery", *COUNTED, "125ms-2x31"], 2, "leave out foreign_ladder"),
-        ([*COUNTED, "kbd.v2-125ms-2x1-4x15"], 2, "there is no journal 'kbd.v2.journal'"),
-        (["--namespace", "shop", *COUNTED, "shop.v2-125ms-2x31"], 2, "no journal 'shop.v2.journ"),
-    ],
-)
-def test_what_cannot_be_done_is_said_with_an_exit_code(run, arguments, code, words):
-    done = run(*arguments)
+#: What cannot be done, and what is said of it.
+IMPOSSIBLE = [
+    (["-A", "no.such.app", "status"], "no Celery app can be loaded from 'no.such.app'"),
+    (["status", "--nonsense"], "No such option"),
+    (["--tick", "0", "status"], "tick must be a whole number"),
+    (["--tick", "x", "status"], "'x' is not a whole number"),
+    (["explain", "soon"], "for a task's id that is no UUID: explain --task soon"),
+    (["explain", "99999w"], "longer than 8.51 years"),
+    (["teardown", "--yes", "--ladder", "what"], "is no ladder's name"),
+    (["migrate"], "say what to move"),
+    (["migrate", "--from", "celery", "--from-queue", "q"], "give one"),
+    (["migrate", "--from-queue", "kbd.v2.parking"], "redrive what is parked"),
+    (["migrate", "--from-queue", "kbd.v2.poison"], "is a part of a ladder"),
+    (["migrate", "--from-queue", "celery_delayed_5"], "is a part of a ladder"),
+    (["migrate", "--from", "shop_celery_delayed_"], "no queue of the ladder shop_celery_"),
+    (["redrive"], "there is no parking queue"),
+    ([*COUNTED, "nservicebus"], "of which nsb.v2.delay- is none; give --foreign-ladder n"),
+    ([*COUNTED, "shop.v2-125ms-2x31"], "of the settings, of which shop.v2-125ms-2x31 is n"),
+    (["--foreign-ladder", "celery", *COUNTED, "125ms-2x31"], "leave out foreign_ladder"),
+    ([*COUNTED, "kbd.v2-125ms-2x1-4x15"], "there is no journal 'kbd.v2.journal'"),
+    (["--namespace", "shop", *COUNTED, "shop.v2-125ms-2x31"], "no journal 'shop.v2.journ"),
+]
 
-    assert done.exit_code == code
-    assert words in " ".join(done.output.split())
+
+def test_what_cannot_be_done_is_said_with_an_exit_code(run):
+    for arguments, words in IMPOSSIBLE:
+        done = run(*arguments)
+
+        assert done.exit_code == 2, arguments
+        assert words in " ".join(done.output.split()), arguments
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["check"],
-        ["status"],
         ["status", "--json"],
-        ["create", "--dry-run"],
-        ["explain", "10s"],
         ["export", "kubernetes"],
     ],
     ids=" ".join,
@@ -604,14 +602,14 @@ def test_every_verb_has_help_with_examples_and_json(subcommand):
     assert 0 < len(binary_delay.commands[subcommand].short_help or "") <= 55
 
 
-@pytest.mark.parametrize("name", ["terraform", "definitions", "kubernetes"])
-def test_export_writes_each_format_to_a_file(run, tmp_path, name):
-    path = tmp_path / "ladder"
+def test_export_writes_each_format_to_a_file(run, tmp_path):
+    for name in ("terraform", "definitions", "kubernetes"):
+        path = tmp_path / name
 
-    done = run("export", name, "-o", str(path), "--queue", "mail")
+        done = run("export", name, "-o", str(path), "--queue", "mail")
 
-    assert done.exit_code == 0, done.output
-    assert "mail" in path.read_text()
+        assert done.exit_code == 0, done.output
+        assert "mail" in path.read_text()
 
 
 def test_a_teardown_of_an_old_ladder_leaves_what_the_settings_ladder_needs(
@@ -1037,6 +1035,7 @@ def _plan_a_redrive(node, queue_type):
         return client.post("/plan", data={"action": "redrive", "token": token}).text
 
 
+@pytest.mark.slow
 def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
     """Given: more names that do not exist than the broker lets a connection have channels."""
     if topology.queue_type == "classic":
@@ -1048,23 +1047,20 @@ def test_many_lanes_are_made_on_an_empty_virtual_host(run, topology):
     assert len(json.loads(planned.output)["exchanges"]) > 2047
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
+def test_a_ladder_that_does_not_exist_is_no_success(run, tick):
+    for arguments, code in (
         (["verify", "--ladder", "777ms-2x4"], 1),
         (["status", "--ladder", "777ms-2x4"], 2),
         (["migrate", "--from", "777ms-2x4"], 2),
         (["migrate", "--from", "777ms-2x4", "--dry-run"], 2),
         (["migrate", "--from", "nservicebus"], 2),
         (["transfer", "--to-broker", "amqp://localhost/x"], 2),
-    ],
-)
-def test_a_ladder_that_does_not_exist_is_no_success(run, tick, arguments, code):
-    done = run(*tick, *arguments)
+    ):
+        done = run(*tick, *arguments)
 
-    assert done.exit_code == code, done.output
-    assert "sound: nothing" not in done.output
-    assert "0 messages" not in done.output
+        assert done.exit_code == code, done.output
+        assert "sound: nothing" not in done.output
+        assert "0 messages" not in done.output
 
 
 @pytest.fixture

@@ -46,16 +46,14 @@ def arrive(vhost):
 
 
 @pytest.mark.parametrize(
-    ("setting", "header", "jitter"),
+    ("setting", "header", "jitter", "batch"),
     [
-        (0, None, 0),
-        (JITTER, None, JITTER),
-        (0, JITTER, JITTER),
-        (JITTER, 0, 0),
-        (JITTER, "1000.5", 1000.5),
+        (JITTER, None, JITTER, True),
+        (0, JITTER, JITTER, False),
+        (JITTER, 0, 0, True),
+        (JITTER, "1000.5", 1000.5, False),
     ],
 )
-@pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batch"])
 def test_each_message_arrives_at_its_own_time_after_it_is_due(  # noqa: PLR0913, PLR0917
     connect, arrive, setting, header, jitter, batch
 ):

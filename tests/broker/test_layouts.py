@@ -9,10 +9,7 @@ from kombu_binary_delay import Settings
 
 LAYOUTS = [
     {},
-    {"radix": 4},
-    {"layout": "skip"},
     {"radix": [2, 3, 10, 10], "layout": "skip", "tick": 100},
-    {"queue_per_delay": True},
     {"queue_per_delay": True, "radix": 4, "layout": "skip"},
     {"lanes": 2},
 ]

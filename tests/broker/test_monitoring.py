@@ -381,9 +381,7 @@ CASES = {
 FIRING = re.findall("alert: BinaryDelay(.*)", alerts(SMALL))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_fires_within_45_minutes(tmp_path, name):
-    series, fires = CASES[name]
+def test_what_fires_within_45_minutes(tmp_path):
     (tmp_path / "rules.yml").write_text(alerts(SMALL))
     expressions = " or ".join(
         f'count by (alertname) (count_over_time(ALERTS{{alertname="BinaryDelay{alert}",'
@@ -391,23 +389,31 @@ def test_what_fires_within_45_minutes(tmp_path, name):
         for alert in FIRING
     )
     names = {"Stuck": "LevelStuck"}
-    expected = [
-        {"labels": f'{{alertname="BinaryDelay{names.get(alert, alert)}"}}', "value": 1}
-        for alert in sorted(fires)
+    asked = {
+        name: [
+            {"labels": f'{{alertname="BinaryDelay{names.get(fire, fire)}"}}', "value": 1}
+            for fire in sorted(fires)
+        ]
+        for name, (_, fires) in CASES.items()
+    }
+    tests = [
+        of_promtool(name, CASES[name][0], [(expressions, expected)])
+        for name, expected in asked.items()
     ]
-    by_promtool(tmp_path, series, [(expressions, expected)], rule_files=["rules.yml"])
+    by_promtool(tmp_path, tests, rule_files=["rules.yml"])
 
 
-def by_promtool(folder, series, asked, **more):
-    """Let Prometheus' own tool evaluate expressions after 45 minutes of some series."""
+def of_promtool(name, series, asked):
+    """What some expressions are to be after 45 minutes of some series."""
     tests = [
         {"expr": expr, "eval_time": "45m", "exp_samples": expected} for expr, expected in asked
     ]
-    test = {
-        "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}],
-        **more,
-    }
+    return {"name": name, "interval": "15s", "input_series": series, "promql_expr_test": tests}
+
+
+def by_promtool(folder, tests, **more):
+    """Let Prometheus' own tool evaluate expressions; it names those that are wrong."""
+    test = {"evaluation_interval": "15s", "tests": tests, **more}
     (folder / "test.yml").write_text(yaml.safe_dump(test))
 
     done = subprocess.run(
@@ -454,14 +460,11 @@ def test_the_dashboard_mixes_up_no_clusters_and_no_lanes(tmp_path):
         "In and out": (10, "{}"),
     }
 
-    by_promtool(
-        tmp_path,
-        series,
-        [
-            (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
-            for title, (value, labels) in expected.items()
-        ],
-    )
+    asked = [
+        (in_prometheus(panels[title][0]["expr"]), [{"labels": labels, "value": value}])
+        for title, (value, labels) in expected.items()
+    ]
+    by_promtool(tmp_path, [of_promtool("the dashboard", series, asked)])
 
 
 @pytest.mark.parametrize("topology", [Topology(), SMALL], ids=lambda topology: topology.prefix)

@@ -8,7 +8,7 @@ from kombu import Exchange, Producer, Queue
 
 from kombu_binary_delay import TopologyError
 from kombu_binary_delay.routing.commands import AskTemporary
-from tests.waits import PATIENCE, attempts, drain_until, wait_until
+from tests.waits import PATIENCE, drain_until, wait_until
 
 #: More than a level's dead-letter worker has in hand: 32, or 128 as we recommend.
 REFUSED = 300
@@ -28,12 +28,9 @@ def full(queue_type, exchange, **arguments):
 @pytest.mark.parametrize(
     ("publisher_is", "exchange", "queue_type"),
     [
-        ("informed", "", "quorum"),
-        ("not informed", "", "classic"),
-        ("too early", "", "quorum"),
         ("informed", "x", "classic"),
-        ("not informed", "x", "quorum"),
-        ("too early", "x", "classic"),
+        ("not informed", "", "quorum"),
+        ("too early", "x", "quorum"),
     ],
 )
 def test_a_full_queue_that_rejects_delays_no_other(
@@ -128,8 +125,7 @@ def test_what_waits_for_a_queue_that_is_deleted_is_parked(connect, topology, vho
     ("owner", "queue_type"),
     [
         ("without the transport", "classic"),
-        ("idle", "quorum"),
-        ("later than the publisher", "classic"),
+        ("later than the publisher", "quorum"),
     ],
 )
 def test_a_full_queue_delays_no_other_though_nobody_has_told_its_arguments(
@@ -154,68 +150,6 @@ def test_a_full_queue_delays_no_other_though_nobody_has_told_its_arguments(
 
     arrivals = collect(worker, [good], 5)
     assert max(arrival.at - arrival.body for arrival in arrivals) < PATIENCE
-
-
-def test_a_queue_that_its_owner_makes_anew_with_reject_publish_gets_what_waits_and_what_follows(
-    connect, collect
-):
-    worker, publisher = connect(), connect(confirm_publish=True)
-    roomy = full("quorum", Exchange(""), **{"x-overflow": "reject-publish", "x-max-length": 1000})
-    publish(publisher, "", "another", delay=3_600_000)  # makes the ladder, which takes long
-    for attempt in attempts(12_000, 90_000):
-        for connection in worker, publisher:
-            Queue("full")(connection.default_channel).declare()
-        worker.default_channel.basic_get("full")
-        attempt.began = time.time()
-        publish(publisher, "", "full", delay=attempt.delay)
-        worker.default_channel.queue_delete("full")
-        roomy(worker.default_channel).declare()
-        attempt.end()
-        if not attempt.was_in_time:
-            worker.default_channel.queue_delete("full")
-    publish(publisher, "", "full")
-
-    arrivals = collect(worker, [roomy], 2, timeout=attempt.limit)
-    assert len({arrival.body for arrival in arrivals}) == 2
-
-
-def test_a_queue_that_expires_is_led_to_each_time_it_is_declared(connect, vhost):
-    publisher = connect(confirm_publish=True)
-    mailbox = Queue("mailbox", queue_arguments={"x-expires": 10_000})
-    arrived: list[object] = []
-
-    def take(body, message):
-        arrived.append(body)
-        message.ack()
-
-    for number in (1, 2):
-        worker, plain = connect(), connect("amqp")
-        # It does not expire while somebody consumes from it, however long the worker takes.
-        with plain.Consumer(mailbox), worker.Consumer(mailbox, callbacks=[take]):
-            plain.release()
-            Producer(publisher.default_channel).publish(
-                number, routing_key="mailbox", headers={"x-delay": 250}
-            )
-            drain_until(worker, lambda: number in arrived)  # noqa: B023 - it ends in this round
-        worker.release()
-        if number == 1:
-            wait_until(
-                lambda: "mailbox" not in {row["name"] for row in vhost.queues()},
-                "it did not expire",
-            )
-    assert arrived == [1, 2]
-
-
-def test_a_mailbox_bound_to_an_exchange_leaves_no_relay_behind(connect, vhost):
-    connection = connect()
-    channel = connection.default_channel
-    for given in ("", "named"):
-        name = channel.queue_declare(given, exclusive=True).queue
-        channel.queue_bind(name, "amq.fanout")
-        channel.basic_consume(name)
-    Producer(channel).publish(1, exchange="amq.fanout", headers={"x-delay": 250})
-    connection.release()
-    assert not [row["name"] for row in vhost.queues() if ".relay-to-queue." in row["name"]]
 
 
 def test_a_passive_declaration_makes_no_relay(connect, collect, topology, vhost):

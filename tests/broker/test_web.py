@@ -236,35 +236,36 @@ def test_what_was_published_since_the_list_was_read_is_amended_by_its_own_due_ti
     )
 
 
-@pytest.mark.parametrize(
-    ("form", "says"),
-    [
-        ({"action": "cancel"}, "No task is chosen"),
-        ({"action": "purge", "chosen": "one"}, "This is no act"),
-        ({"action": "reschedule", "chosen": "one", "when": "1999-01-01T00:00Z"}, "still to come"),
-        ({"action": "reschedule", "chosen": "one", "when": "soon"}, "is no delay"),
-        (
-            {"action": "reschedule", "chosen": "one", "when": "2999-01-31 12:00"},
-            "write it as 2030-01-31T12:00Z",
-        ),
-        ({"action": "reschedule", "chosen": "one", "when": "3000000d"}, "up to the year 9999"),
-        ({"action": "reschedule", "chosen": "one", "when": "9" * 15}, "is no delay"),
-        ({"action": "reschedule", "chosen": "one", "when": "30m"}, "1 task is first due later"),
-        ({"action": "cancel", "chosen": "one", "when": "2h"}, "'Reschedule to' has a time"),
-        ({"action": "cancel", "scope": "all", "before": "soon"}, "not understood"),
-        ({"action": "cancel", "chosen": "x" * 600}, "the id of a task"),
-    ],
-)
-def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, monkeypatch, form, says):
+#: Forms that cannot be, and what is said of them.
+FORMS: list[tuple[dict[str, str], str]] = [
+    ({"action": "cancel"}, "No task is chosen"),
+    ({"action": "purge", "chosen": "one"}, "This is no act"),
+    ({"action": "reschedule", "chosen": "one", "when": "1999-01-01T00:00Z"}, "still to come"),
+    ({"action": "reschedule", "chosen": "one", "when": "soon"}, "is no delay"),
+    (
+        {"action": "reschedule", "chosen": "one", "when": "2999-01-31 12:00"},
+        "write it as 2030-01-31T12:00Z",
+    ),
+    ({"action": "reschedule", "chosen": "one", "when": "3000000d"}, "up to the year 9999"),
+    ({"action": "reschedule", "chosen": "one", "when": "9" * 15}, "is no delay"),
+    ({"action": "reschedule", "chosen": "one", "when": "30m"}, "1 task is first due later"),
+    ({"action": "cancel", "chosen": "one", "when": "2h"}, "'Reschedule to' has a time"),
+    ({"action": "cancel", "scope": "all", "before": "soon"}, "not understood"),
+    ({"action": "cancel", "chosen": "x" * 600}, "the id of a task"),
+]
+
+
+def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, monkeypatch, subtests):
     monkeypatch.setattr(handlers, "_SOON", PATIENCE)
     publish("one")
     client = pages(allow_changes=True)
-    listed = until(client, "/tasks", counted(1))
+    found = until(client, "/tasks", counted(1))
+    for form, says in FORMS:
+        with subtests.test(says):
+            refused = client.post("/plan", data={**form, "token": token(found)})
 
-    refused = client.post("/plan", data={**form, "token": token(listed)})
-
-    assert refused.status_code in (400, 502)
-    assert says in refused.text.replace("&#39;", "'")
+            assert refused.status_code in (400, 502)
+            assert says in refused.text.replace("&#39;", "'")
 
 
 def test_forms_need_the_token_of_their_page_and_user(publish, pages, vhost):
