@@ -25,6 +25,7 @@ from benchmarks import (
     connecting,
     delivery,
     herd,
+    kit,
     periodic,
     prefetch,
     publishing,
@@ -67,12 +68,14 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "cluster": cluster.lose_a_node,
     "delivery": delivery.delivery,
     "amendments": amendments.everything,
+    "testing": kit.testing,
     "tick": tick.ticks,
     "prefetch": prefetch.prefetch,
     "periodic": periodic.periodic,
     "wal": wal.wal,
     # The last, since what runs Spark stays in memory until we end.
-    "spark": spark_pipeline.pipeline,
+    "spark": spark_pipeline.publishing,
+    "spark-tables": spark_pipeline.reckoning,
 }
 
 

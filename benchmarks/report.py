@@ -11,6 +11,7 @@ from benchmarks.amendments import CASES, FIGURES
 from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
+from benchmarks.kit import TITLES as KIT_TITLES
 from benchmarks.periodic import TITLES as PERIODIC_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
@@ -29,7 +30,9 @@ PAIR_TITLES = {
 }
 SPARK_TITLES = {
     "publish: Celery": "publish, by `send_task` in a loop, a confirm each",
+    "publish: Celery, batch": "the same in `producer.batch()`",
     "publish: Kombu": "publish, by Kombu in a loop, a confirm each",
+    "publish: template": "publish, by the template without Spark, with receipts",
     "publish: Spark": "publish, from Spark, with receipts",
     "plan": "plan, and its summary",
     "audit": "audit, of a receipt and three events each",
@@ -70,6 +73,12 @@ _HERD = (
     Column("at most, MB", "peak_mb"),
     Column("consumer's CPU, µs", "consumer_us"),
     Column("missing", "missing"),
+)
+_SPARK = (
+    Column("tasks", "tasks", "{:,.0f}"),
+    Column("tasks a second", "rate", "{:,.0f}"),
+    Column("least", "rate", "{:,.0f}", of="least"),
+    Column("most", "rate", "{:,.0f}", of="most"),
 )
 TABLES: dict[str, tuple[Column, ...]] = {
     "burst": _TRAVEL,
@@ -158,12 +167,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("Late, p99, ms", "p99"),
         Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
     ),
+    "testing": (Column("CPU, ms", "cpu_ms", "{:.1f}"), Column("missing", "missing")),
     "spark": (
-        Column("tasks", "tasks", "{:,.0f}"),
-        Column("tasks a second", "rate", "{:,.0f}"),
-        Column("least", "rate", "{:,.0f}", of="least"),
-        Column("most", "rate", "{:,.0f}", of="most"),
+        *_SPARK,
+        Column("of Spark, while it publishes", "publishing", "{:,.0f}"),
+        Column("Python's CPU, µs a task", "python_us"),
     ),
+    "spark-tables": _SPARK,
 }
 
 
@@ -188,11 +198,13 @@ def titles_of(section: str) -> Mapping[str, str]:
         "publishing": WAY_TITLES,
         "pairs": PAIR_TITLES,
         "spark": SPARK_TITLES,
+        "spark-tables": SPARK_TITLES,
         "amendments": CASES,
         "waiting": {},
         "worker": {},
         "connecting": CONNECTING_TITLES,
         "delivery": DELIVERY_TITLES,
+        "testing": KIT_TITLES,
         "herd": HERD_TITLES,
         "periodic": PERIODIC_TITLES,
         "herd-100000": HERD_TITLES,
@@ -240,7 +252,7 @@ def _markdown(rows: list[list[str]]) -> str:
 
 def _footnote(section: str, result: Row) -> str:
     on = result["machine"]
-    spark = f", PySpark {on['pyspark']}" if section == "spark" else ""
+    spark = f", PySpark {on['pyspark']}" if section.startswith("spark") else ""
     return (
         f"RabbitMQ {on['rabbitmq']}, Erlang {on['erlang']}, Python {on['python']}, "
         f"Celery {on['celery']}, Kombu {on['kombu']}, py-amqp {on['amqp']}"

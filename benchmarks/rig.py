@@ -52,13 +52,13 @@ class Scale:
 
 def broker_cpu(broker: Broker) -> float:
     """Return the seconds of CPU that the node has used so far."""
-    return sum(map(_cpu, broker.pids[:1]))
+    return sum(map(own_cpu, broker.pids[:1]))
 
 
 def cpu_of(pid: int) -> float:
     """Return the seconds of CPU that a process and its living children have used so far."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return _cpu(pid) + sum(cpu_of(int(child)) for child in children)
+    return own_cpu(pid) + sum(cpu_of(int(child)) for child in children)
 
 
 def idle_cpu(nodes: Sequence[Broker], seconds: float) -> list[float]:
@@ -234,7 +234,8 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M:%S", time.gmtime()), text, file=sys.stderr, flush=True)
 
 
-def _cpu(pid: int) -> float:
+def own_cpu(pid: int) -> float:
+    """Return the seconds of CPU that a process has used so far."""
     # What /proc says counts in hundredths of a second: too few for a broker that is idle.
     clock = ctypes.c_int()
     if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):

@@ -1,7 +1,8 @@
 """Purpose: measure the Spark pipeline: rows published, planned and audited per second.
 
-Publishing is measured against the two loops it replaces: Celery's `send_task` with a confirm for
-each message, and plain Kombu with one. Plans and audits are measured at growing numbers of rows, so
+Publishing is measured against the loops it replaces: Celery's `send_task` with a confirm for each
+message, the same in a batch, and plain Kombu with a confirm; and against what sends on an executor,
+without Spark. Plans and audits are measured at growing numbers of rows, so
 that one can see how they grow.
 """
 
@@ -11,26 +12,32 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+import pyarrow as pa
 from celery import Celery
 from kombu import Connection, Queue
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from benchmarks.rig import Row, Scale, in_turns, summary
+from benchmarks.rig import Row, Scale, in_turns, own_cpu, summary
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.plan import plan, summarize
-from kombu_binary_delay.spark.publish import publish
+from kombu_binary_delay.spark.publish import Progress, publish, receipts_of
+from kombu_binary_delay.spark.send import Sender, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dev.broker import Broker
+
+#: For each row, the number of tasks, and what handles them.
+Calls = dict[str, tuple[int, Callable[[], object]]]
 
 OURS = "kombu_binary_delay:Transport"
 CONFIRM = {"confirm_publish": True}
@@ -38,42 +45,67 @@ CONFIRM = {"confirm_publish": True}
 PUBLISHED, LOOPED, RECKONED = 100_000, 10_000, (1_000_000, 5_000_000, 20_000_000)
 
 
-def pipeline(broker: Broker, scale: Scale) -> dict[str, Row]:
-    """Measure in turns the tasks per second, from end to end."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-bench-"))
-        spark = _session()
-        stack.callback(spark.stop)
-        few = scale.pick(LOOPED, 20)
+def publishing(broker: Broker, scale: Scale) -> dict[str, Row]:
+    """Measure in turns the tasks published per second, from end to end."""
+    with _session() as (spark, folder):
+        few, tasks = scale.pick(LOOPED, 20), scale.pick(PUBLISHED, 200)
         by_spark = _by_spark(spark, broker, folder)
-        # For each row, the number of tasks, and what handles them.
-        calls: dict[str, tuple[int, Callable[[], object]]] = {
+        calls: Calls = {
             "publish: Celery": (few, partial(_by_celery, broker, few)),
+            "publish: Celery, batch": (few, partial(_by_celery_batch, broker, few)),
             "publish: Kombu": (few, partial(_by_kombu, broker, few)),
-            "publish: Spark": (tasks := scale.pick(PUBLISHED, 200), partial(by_spark, tasks)),
+            "publish: template": (tasks, partial(_alone, broker, tasks)),
+            "publish: Spark": (tasks, partial(by_spark, tasks)),
         }
+        # What Spark compiles at the first job of a kind is paid once, whatever the number of rows.
+        if not scale.quick:
+            by_spark(100)
+        return _measured(calls, scale)
+
+
+def reckoning(_: Broker, scale: Scale) -> dict[str, Row]:
+    """Measure in turns the tasks planned and audited per second."""
+    with _session() as (spark, folder):
         reckoned = {
             rows: _reckoned(_events(spark, rows, f"{folder}/{rows}"), folder)
             for rows in scale.pick(RECKONED, (1_000,))
         }
+        calls: Calls = {}
         for name in next(iter(reckoned.values())):
             calls |= {f"{name}: {rows:,}": (rows, row[name]) for rows, row in reckoned.items()}
-        # What Spark compiles at the first job of a kind is paid once, whatever the number of rows.
         if not scale.quick:
-            by_spark(100)
             for call in next(iter(reckoned.values())).values():
                 call()
-
-        def measure(name: str) -> Row:
-            tasks, call = calls[name]
-            begin = time.perf_counter()
-            call()
-            return {"tasks": tasks, "rate": tasks / (time.perf_counter() - begin)}
-
-        return summary(in_turns(list(calls), scale, measure, "spark"))
+        return _measured(calls, scale)
 
 
-def _session() -> SparkSession:
+def _measured(calls: Calls, scale: Scale) -> dict[str, Row]:
+    def measure(name: str) -> Row:
+        tasks, call = calls[name]
+        begin, used = time.perf_counter(), _python_cpu()
+        progress = call()
+        row = {"tasks": tasks, "rate": tasks / (time.perf_counter() - begin)}
+        if name.startswith("publish"):
+            row["python_us"] = (_python_cpu() - used) / tasks * 1e6
+        if isinstance(progress, Progress):
+            row["publishing"] = progress.rate
+        return row
+
+    return summary(in_turns(list(calls), scale, measure, "spark"))
+
+
+@contextmanager
+def _session() -> Iterator[tuple[SparkSession, str]]:
+    """Yield a Spark session, and a folder for its tables."""
+    with tempfile.TemporaryDirectory(prefix="spark-bench-") as folder:
+        spark = _spark()
+        try:
+            yield spark, folder
+        finally:
+            spark.stop()
+
+
+def _spark() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return (
         SparkSession.builder.master("local[2]")
@@ -92,6 +124,44 @@ def _by_celery(broker: Broker, tasks: int) -> None:
         app.send_task("t", (number,), countdown=3600 + number)
 
 
+def _by_celery_batch(broker: Broker, tasks: int) -> None:
+    app = Celery(broker=broker.vhost().url, set_as_current=False)
+    app.conf.broker_transport = OURS
+    with app.producer_or_acquire() as producer, producer.batch():
+        for number in range(tasks):
+            app.send_task("t", (number,), countdown=3600 + number, producer=producer)
+
+
+def _alone(broker: Broker, tasks: int) -> None:
+    """Send what Spark gives to one executor, with its receipts."""
+    target = Target(broker.vhost().url)
+    batches = (
+        pa.RecordBatch.from_pydict(
+            {
+                "key": [f"k{number}" for number in part],
+                "task_id": [str(uuid4()) for _ in part],
+                "task": ["t"] * len(part),
+                "args": [f"[{number}]" for number in part],
+                "countdown": [3600.0 + number for number in part],
+                "action": [s.PUBLISH] * len(part),
+            }
+        )
+        for part in (range(at, min(at + 10_000, tasks)) for at in range(0, tasks, 10_000))
+    )
+    for batch, sent in Sender(target).send(batches):
+        receipts_of(batch, sent, "j", target.ladder(), (0, 0))
+
+
+def _python_cpu() -> float:
+    """Return the seconds of CPU that this process and Spark's Python processes have used."""
+    used = time.process_time()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"pyspark.daemon" in (process / "cmdline").read_bytes():
+                used += own_cpu(int(process.name))
+    return used
+
+
 def _by_kombu(broker: Broker, tasks: int) -> None:
     with Connection(broker.vhost().url, transport=OURS, transport_options=CONFIRM) as connection:
         Queue("celery")(connection.default_channel).declare()
@@ -101,11 +171,11 @@ def _by_kombu(broker: Broker, tasks: int) -> None:
             producer.publish([number], routing_key="celery", headers=headers)
 
 
-def _by_spark(spark: SparkSession, broker: Broker, folder: str) -> Callable[[int], None]:
+def _by_spark(spark: SparkSession, broker: Broker, folder: str) -> Callable[[int], Progress]:
     """Return what publishes so many tasks as a job of its own, with receipts."""
     numbers = count()
 
-    def by_spark(tasks: int) -> None:
+    def by_spark(tasks: int) -> Progress:
         df = spark.range(tasks).select(
             F.concat(F.lit("k"), "id").alias("key"),
             F.lit("t").alias("task"),
@@ -113,7 +183,7 @@ def _by_spark(spark: SparkSession, broker: Broker, folder: str) -> Callable[[int
             (F.lit(3600.0) + F.col("id")).alias("countdown"),
         )
         url = broker.vhost().url
-        publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{next(numbers)}")
+        return publish(df, job_id="j", broker=url, receipts=f"{folder}/receipts-{next(numbers)}")
 
     return by_spark
 

@@ -6,14 +6,15 @@ that fails.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from celery import Celery
-from celery.signals import after_task_publish
+from kombu.serialization import register
 
 app = Celery("pipeline", broker=os.environ.get("PIPELINE_BROKER"))
 app.conf.broker_transport = "kombu_binary_delay:Transport"
@@ -42,12 +43,20 @@ def bill(customer: int) -> int:
     return customer
 
 
-# Not before: a handler of that could change the messages, so `send_task` would make each of them.
-@after_task_publish.connect(weak=False)
-def fail_once(**_: Any) -> None:
-    """End this process once, like an executor that runs out of memory."""
+def encode(body: object) -> str:
+    """Encode a message, or end this process, once, like an executor that runs out of memory."""
     died = os.environ.get("PIPELINE_DIES_ONCE")
     at = int(os.environ.get("PIPELINE_DIES_AT", "0"))
     if died and next(_published) == at and not Path(died).exists():
         Path(died).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    return json.dumps(body)
+
+
+# Not a handler of a publish: then `send_task` would make each message.
+register("fatal", encode, json.loads, "application/x-fatal-json", "utf-8")
+app.conf.task_serializer = "fatal"
+app.conf.accept_content = ["fatal"]
+# A line for each task takes longer than the task.
+for name in ("celery.worker.strategy", "celery.app.trace"):
+    logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,18 +1,14 @@
-"""A broker of exchanges, queues and bindings, on which the router's own commands run.
+"""The kit's broker in memory, on which a router's own commands run.
 
-It routes and dead-letters as RabbitMQ does, and has no clock: a message is followed, through what
-exists by then, to the queues in which it comes to rest. Each queue lets it go as soon as RabbitMQ
-may: a quorum queue, which cuts times off to whole milliseconds, one millisecond before its TTL.
+Each queue lets a message go as soon as RabbitMQ may: a quorum queue, which cuts times off to whole
+milliseconds, one millisecond before its TTL.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu_binary_delay.ladder.parts import Binding, Exchange, Part, Queue
-from kombu_binary_delay.ladder.simulate import Wait, by_source, route_message
 from kombu_binary_delay.routing.commands import (
     Answer,
     AskTemporary,
@@ -25,37 +21,32 @@ from kombu_binary_delay.routing.commands import (
     Unbind,
     Warn,
 )
+from kombu_binary_delay.testing.broker import HEADERS, Broker, BrokerError, Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kombu_binary_delay.routing.commands import Command, Steps
 
-BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
 
-
-@dataclass(frozen=True)
-class Rest:
-    """Where a copy of a message came to rest, and where it waited on its way."""
+class Rest(NamedTuple):
+    """Where a copy of a message came to rest."""
 
     queue: str
     #: The exchange that it was published to last: by its publisher, or as a dead letter.
     exchange: str
-    waits: tuple[Wait, ...]
-
-    @property
-    def waited(self) -> int:
-        """All waits, in milliseconds."""
-        return sum(wait.milliseconds for wait in self.waits)
+    #: In milliseconds.
+    waited: int
 
 
-class SimulatedBroker:
-    """One virtual host."""
+class SimulatedBroker(Broker):
+    """One virtual host. Time passes only while a message is followed."""
+
+    #: Those of plugins route as a direct exchange does.
+    types = (*Broker.types, "x-consistent-hash", "x-hash")
 
     def __init__(self) -> None:
-        self.exchanges = {name: Exchange(name, kind) for name, kind in BUILT_IN.items()}
-        self.queues: dict[str, Queue] = {}
-        self.bindings: dict[Binding, None] = {}
+        super().__init__(0)
         #: Queues that exist on a node that is down.
         self.out_of_reach: set[str] = set()
         #: Queues that are deleted when their last consumer leaves.
@@ -65,6 +56,10 @@ class SimulatedBroker:
         #: What was done, by kind, and what was written to the log.
         self.commands: list[Command] = []
         self.warnings: list[str] = []
+
+    def all_bindings(self) -> set[Binding]:
+        """Return all bindings."""
+        return {binding for bindings in self.bindings.values() for binding in bindings}
 
     # -- the commands of a router --------------------------------------------------------------
 
@@ -99,7 +94,7 @@ class SimulatedBroker:
             return self.declare(command.part)
         elif isinstance(command, Unbind):
             for binding in command.bindings:
-                self.bindings.pop(binding, None)
+                self.unbind(binding)
         else:
             assert isinstance(command, Delete)
             for name in command.exchanges:
@@ -120,7 +115,7 @@ class SimulatedBroker:
         queue = self.queues.get(name)
         if queue is None or name in self.untold | self.out_of_reach:
             return False
-        arguments = dict(queue.arguments)
+        arguments = queue.arguments
         ends = name in self.auto_delete or "x-expires" in arguments
         return ends and not str(arguments.get("x-overflow")).startswith("reject-publish")
 
@@ -134,7 +129,7 @@ class SimulatedBroker:
         answer = self.declare(Part(bindings=command.bindings))
         if answer is Answer.DONE:
             for binding in command.others:
-                self.bindings.pop(binding, None)
+                self.unbind(binding)
         return answer
 
     # -- what programs declare and delete ------------------------------------------------------
@@ -150,62 +145,38 @@ class SimulatedBroker:
         """Declare one thing; return False for a binding whose ends do not exist."""
         if isinstance(part, Binding):
             self._reach(part.destination)
-            ends = self.queues if part.to_queue else self.exchanges
-            if part.source not in self.exchanges or part.destination not in ends:
+            try:
+                self.bind(part)
+            except BrokerError:
                 return False
-            self.bindings[part] = None
         elif isinstance(part, Queue):
             self._reach(part.name)
-            assert self.queues.setdefault(part.name, part) == part, "inequivalent arguments"
+            self.declare_queue(part.name, dict(part.arguments))
         else:
-            assert self.exchanges.setdefault(part.name, part) == part, "inequivalent arguments"
+            self.declare_exchange(part.name, part.type, dict(part.arguments), (True, False, False))
         return True
 
     def _reach(self, *queues: str) -> None:
         for name in self.out_of_reach.intersection(queues):
             raise OutOfReachError(name)
 
-    def delete_exchange(self, name: str) -> None:
-        """Delete an exchange, and all bindings from and to it."""
-        self.exchanges.pop(name, None)
-        for binding in list(self.bindings):
-            if binding.source == name or (binding.destination == name and not binding.to_queue):
-                del self.bindings[binding]
-
-    def delete_queue(self, name: str) -> None:
-        """Delete a queue, and all bindings to it."""
-        self.queues.pop(name, None)
-        for binding in list(self.bindings):
-            if binding.destination == name and binding.to_queue:
-                del self.bindings[binding]
+    def _use(self, queue: Any) -> None:
+        """Let no queue end by itself."""
 
     # -- messages ------------------------------------------------------------------------------
 
     def follow(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> list[Rest]:
         """Publish a message and follow each copy of it until it rests."""
-        rests: list[Rest] = []
-        ahead: list[tuple[str, tuple[Wait, ...]]] = [(exchange, ())]
-        while ahead:
-            exchange, waits = ahead.pop()
-            assert len(waits) <= len(self.queues), f"{keys} go round in a circle"
-            for name in self._route(exchange, keys, headers):
-                arguments = dict(self.queues[name].arguments)
-                ttl, onward = (
-                    arguments.get("x-message-ttl"),
-                    arguments.get("x-dead-letter-exchange"),
-                )
-                if ttl is None or onward is None:
-                    rests.append(Rest(name, exchange, waits))
-                else:
-                    cut_off = min(int(ttl), 1) if arguments.get("x-queue-type") == "quorum" else 0
-                    ahead.append((str(onward), (*waits, Wait(name, int(ttl) - cut_off))))
+        begin, rests = self.now, []
+
+        def enter(queue: Any, message: Message) -> None:
+            if not {"x-message-ttl", "x-dead-letter-exchange"} <= queue.arguments.keys():
+                rests.append(Rest(queue.name, message.exchange, (self.now - begin) // 1000))
+                queue.ready.clear()
+
+        self.on_enqueue = [enter]
+        self._route(Message(b"", {HEADERS: dict(headers)}, exchange, keys))
+        for _ in range(10 * len(self.queues)):
+            self.run_until(self.next_event() or self.now)
+        assert self.next_event() is None, f"{keys} go round in a circle"
         return rests
-
-    def count(self, queue: str, rests: list[Rest]) -> int:
-        """Count the copies in a queue."""
-        return Counter(rest.queue for rest in rests)[queue]
-
-    def _route(self, exchange: str, keys: list[str], headers: Mapping[str, Any]) -> set[str]:
-        if not exchange:
-            return {key for key in keys if key in self.queues}
-        return route_message(self.exchanges, by_source(self.bindings), exchange, keys, headers)

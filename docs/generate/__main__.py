@@ -17,7 +17,7 @@ from kombu_binary_delay import Ladder, Topology
 from kombu_binary_delay.export import svg
 
 from .api import api
-from .benchmarks import FOLDER, beside, ladders, tables
+from .benchmarks import FOLDER, beside, ladders, measured, tables
 from .charts import charts
 from .cli import cli_commands
 from .conformance import FOLDER as CONFORMANCE
@@ -46,6 +46,7 @@ MAKERS: dict[str, Maker] = {
     "faults": faults,
     "known-defects": defects,
     "ladders": ladders,
+    "measured": measured,
     "pipeline-table": pipeline_table,
     "settings": settings,
 }

@@ -49,6 +49,12 @@ def beside(arguments: list[str], _: str) -> str:
     return table(head, cells, text=1)
 
 
+def measured(arguments: list[str], _: str) -> str:
+    """Return the table of a section that was measured on one release."""
+    [section] = arguments
+    return report.table(section, RESULTS[section])
+
+
 def tables() -> dict[str, str]:
     """Return all tables as text, by their file's name: those of a release, and of further runs."""
     files: dict[str, list[str]] = {}

@@ -92,7 +92,7 @@ def wrap(
             packed |= {name.lower(): keys for name, keys in copies.items()}
     properties = dict(properties)
     if (expiration := properties.pop("expiration", None)) is not None:
-        if not _is_expiration(expiration):
+        if not is_expiration(expiration):
             raise DelayError(
                 f"expiration must be a number of milliseconds from 0 to {MAX_TTL}, as text, got "
                 f"{shown(expiration)}; leave it out for none"
@@ -205,7 +205,7 @@ def unwrap(properties: dict[str, Any], owns: Owns, *, is_read: bool = True) -> N
     _take_off(headers, owns)
     if not isinstance(packed, dict):
         return
-    if _is_expiration(packed.get("expiration")):
+    if is_expiration(packed.get("expiration")):
         properties["expiration"] = packed["expiration"]
     if blind:
         headers.pop("CC", None)
@@ -311,7 +311,8 @@ def _put_back(headers: dict[str, Any], deaths: dict[str, Any]) -> None:
     headers.update(deaths)
 
 
-def _is_expiration(value: object) -> bool:
+def is_expiration(value: object) -> bool:
+    """Return whether RabbitMQ takes a value for the ``expiration`` of a message."""
     # With any other, the broker would close the channel that publishes the message again.
     return isinstance(value, str) and bool(_MILLISECONDS.fullmatch(value)) and int(value) <= MAX_TTL
 

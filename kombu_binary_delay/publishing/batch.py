@@ -12,10 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from threading import RLock
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import amqp
 from amqp import spec
@@ -23,13 +22,14 @@ from amqp.exceptions import RecoverableConnectionError
 
 from kombu_binary_delay.errors import AmendmentError, BinaryDelayError, UnconfirmedError
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.envelope import HEADERS
+from kombu_binary_delay.ladder.envelope import HEADER, HEADERS
 from kombu_binary_delay.wire.draining import drain, within
 from kombu_binary_delay.wire.mechanism import mechanism_of
 from kombu_binary_delay.wire.undecodable import undecodable
 
 from .confirm import ConfirmChannel
 from .frames import UNWRITABLE, Messages
+from .template import Run
 from .way_out import UNDELAYED, Outgoing, WayOut
 
 CONFIRMED = "confirmed"
@@ -47,8 +47,7 @@ _UNRECORDED = "it was published, but not recorded, so what it supersedes is deli
 _LAST_WORD = 1.0
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of one message of a batch.
 
     :param tag: the publisher's name for it; None if it has none.
@@ -76,11 +75,12 @@ class _Pending:
     """A message that has no outcome yet: buffered, then sent."""
 
     __slots__ = (
+        "body",
         "exchange",
         "mark",
-        "message",
         "options",
         "out",
+        "properties",
         "records",
         "returned",
         "routing_key",
@@ -90,31 +90,41 @@ class _Pending:
     )
 
     def __init__(
-        self, message: Any, exchange: str, routing_key: str, options: tuple[Any, ...], tag: Any
+        self,
+        body: Any,
+        properties: Any,
+        exchange: str,
+        routing_key: str,
+        options: tuple[tuple[bool, bool], float | None, float | None],
+        tag: Any,
+        out: Outgoing | None = None,
     ) -> None:
-        self.message = message
+        self.body = body
+        #: As the program gives them, as the exchange and the routing key.
+        self.properties = properties
         self.exchange = exchange
         self.routing_key = routing_key
-        #: Mandatory, immediate, the write timeout and the confirm timeout in seconds.
+        #: Mandatory and immediate, the write timeout and the confirm timeout in seconds.
         self.options = options
         self.tag = tag
         #: What to publish in its place, if it asks for a delay or supersedes others.
-        self.out: Outgoing | None = None
+        self.out = out
         self.sent = False
         #: The records of what it supersedes, to be written when it is confirmed.
-        self.records: Sequence[Any] = ()
+        self.records: Sequence[Any] = () if out is None else out.records
         #: The state of its outcome; empty until that is known.
         self.state = ""
-        #: Identifies it if it is returned: AMQP gives returned messages no number.
+        #: Identifies it if it is returned: AMQP gives returned messages no number. None until one
+        #: is looked for.
         self.mark: tuple[object, ...] | None = None
         self.returned: Any = None
 
     @property
-    def written(self) -> tuple[dict[str, Any], str, str]:
+    def written(self) -> tuple[Any, str, str]:
         """The properties, the exchange and the routing key that are sent."""
         out = self.out
         if out is None:
-            return self.message.properties, self.exchange, self.routing_key
+            return self.properties, self.exchange, self.routing_key
         return out.properties, out.exchange, out.routing_key
 
     @property
@@ -125,14 +135,26 @@ class _Pending:
     @property
     def name(self) -> str:
         """Its name in errors."""
-        if self.tag is not None:
+        if self.tag is not None and not isinstance(self.tag, _Place):
             return repr(self.tag)
-        properties = self.message.properties
         return repr(
-            properties.get("message_id")
-            or properties.get("correlation_id")
+            self.properties.get("message_id")
+            or self.properties.get("correlation_id")
             or f"{self.exchange}/{self.routing_key}"
         )
+
+
+class _Place(NamedTuple):
+    """The tag of a message of a run."""
+
+    run: Run
+    place: int
+
+
+#: Mandatory and immediate, the write timeout and the confirm timeout in seconds.
+_Options = tuple[tuple[bool, bool], float | None, float | None]
+#: A sent message of a run: its place, its options, to where it was published, and when it is due.
+_OfRun = tuple[Run, int, _Options, str, str, int | None]
 
 
 class PublishBatch:
@@ -176,12 +198,14 @@ class PublishBatch:
         self._way_out: WayOut | None = getattr(channel, "way_out", None)
         self._confirm_channel: ConfirmChannel | None = None
         self._messages: Any = None
-        #: Whether any message has a confirm timeout.
-        self._is_timed = False
+        #: The confirm timeouts of all messages.
+        self._limits: set[float | None] = set()
         self._number = 0
         self._buffer: deque[_Pending] = deque()
-        self._sent: dict[int, _Pending] = {}  # by delivery tag, ascending
+        self._sent: dict[int, _Pending | _OfRun] = {}  # by delivery tag, ascending
+        #: Those that were sent, up to a delivery tag, by what identifies them if they are returned.
         self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
+        self._marked = 0
         self._to_note: deque[Outgoing] = deque()
         #: The messages that supersede others, in the order in which to record that.
         self._to_record: deque[_Pending] = deque()
@@ -218,22 +242,106 @@ class PublishBatch:
         :raises UnconfirmedError: if the connection or the channel has closed.
         :raises RuntimeError: if the batch is closed or discarded.
         """
-        message = _copied(message)
-        confirm_timeout = confirm_timeout or timeout
-        options = ((mandatory, immediate), timeout, confirm_timeout)
-        pending = _Pending(message, exchange or "", routing_key or "", options, tag)
+        properties = _copied(message.properties)
+        options = ((mandatory, immediate), timeout, confirm_timeout or timeout)
+        body = message.body
+        if isinstance(body, (bytearray, memoryview)):
+            body = bytes(body)
+        pending = _Pending(body, properties, exchange or "", routing_key or "", options, tag)
+        headers, way_out = properties.get(HEADERS), self._way_out
         with self._lock:
             self.check()
-            self._is_timed = self._is_timed or confirm_timeout is not None
-            headers = message.properties.get(HEADERS)
-            if self._way_out is not None and headers and self._way_out.concerns(headers):
-                self._make_out(self._way_out, pending)
-            self._buffer.append(pending)
-            if pending.records:
-                self._to_record.append(pending)
-            # A callback that publishes while the batch waits must not start a second wait.
-            if len(self._buffer) >= self._at_once and not self._busy:
-                self._send_all()
+            if way_out is not None and headers and way_out.concerns(headers):
+                self._make_out(pending, way_out)
+            self._put(pending)
+
+    def fill(
+        self, run: Run, *, mandatory: bool = False, confirm_timeout: float | None = None
+    ) -> None:
+        """Publish messages of kinds in less time than :meth:`publish`; they are the same messages.
+
+        They come after what is buffered. ``run`` has the outcome of each; ``on_outcome`` is not
+        called. A message that cannot be published is discarded there, and the others go on.
+
+        :raises UnconfirmedError, RuntimeError: as :meth:`publish`. A message without a state was
+            then not sent.
+        """
+        options: _Options = ((mandatory, False), None, confirm_timeout)
+        with self._lock:
+            self.check()
+            place = 0
+            while place < len(run.messages):
+                end = place
+                if self._way_out is not None and not self._busy:
+                    self._send_all()
+                    self._wait(self.max_size - self._at_once)
+                    self._make_ready(0)
+                    self._limits.add(confirm_timeout)
+                    end = self._write_run(self._way_out, run, place, options)
+                    self._note()
+                if end == place:
+                    # It needs more than to be written.
+                    self._fill_one(run, place, options)
+                    end += 1
+                place = end
+            self._report()
+
+    def _fill_one(self, run: Run, place: int, options: _Options) -> None:
+        """Publish one message of a run as any other."""
+        template, body, headers, properties, due = run.messages[place]
+        read, way_out = template.read(headers, properties), self._way_out
+        pending = _Pending(body, read, *template.destination, options, _Place(run, place))
+        try:
+            if way_out is not None and way_out.concerns(read[HEADERS]):
+                self._make_out(pending, way_out)
+            elif way_out is not None and due is not None:
+                pending.out = way_out.ready_at(read, template.destination, due, options[2])
+        except BinaryDelayError as exc:
+            self._record(pending, DISCARDED, 0, str(exc))
+        else:
+            self._put(pending)
+
+    def _write_run(self, way_out: WayOut, run: Run, begin: int, options: _Options) -> int:
+        """Write the next messages of a run; return the place of the first that is not written."""
+        self._fail_if_lost()
+        messages, now, end = self._messages, time.time_ns() // 1000, begin
+        written: list[_OfRun] = []
+        try:
+            for message in islice(run.messages, begin, begin + self._at_once):
+                try:
+                    entered = way_out.enter(message, now)
+                    if entered is None:
+                        break
+                    header, due, exchange, key = entered
+                    messages.add_encoded(message[1], header, exchange, key, options[0])
+                    written.append((run, end, options, exchange, key, due))
+                except UNWRITABLE as exc:
+                    is_ours = isinstance(exc, BinaryDelayError)
+                    text = str(exc) if is_ours else f"it cannot be written: {exc}"
+                    run.states[end], run.replies[end] = DISCARDED, (0, text)
+                end += 1
+                if messages.size >= _AT_ONCE_BYTES:
+                    break
+        except BaseException:
+            messages.clear()
+            raise
+        if written:
+            self._sent.update(enumerate(written, self._number + 1))
+            self._number += len(written)
+            self._send_gathered([])
+            if way_out.is_noting:
+                self._to_note.extend(map(_outgoing, written))
+        return end
+
+    def _put(self, pending: _Pending) -> None:
+        self._limits.add(pending.options[2])
+        self._buffer.append(pending)
+        if pending.records:
+            self._to_record.append(pending)
+        # A callback that publishes while the batch waits must not start a second wait.
+        if len(self._buffer) >= self._at_once and not self._busy:
+            self._send_all()
+        if self._unreported:
             self._report()
 
     def flush(self) -> None:
@@ -314,11 +422,11 @@ class PublishBatch:
 
     # -- sending and waiting -------------------------------------------------------------------
 
-    def _make_out(self, way_out: WayOut, pending: _Pending) -> None:
+    def _make_out(self, pending: _Pending, way_out: WayOut) -> None:
         """Make ready what a new message asks for; an error about it comes here, and not later."""
         try:
             pending.out = way_out.ready(
-                pending.message.properties,
+                pending.properties,
                 Destination(pending.exchange, pending.routing_key),
                 pending.options[2],
                 in_transaction=not self.channel.supports_batch_publish,
@@ -350,7 +458,7 @@ class PublishBatch:
     def _make_ready(self, room: int) -> None:
         """Open the channel, and rewrite the delays that are shorter by now."""
         try:
-            if self._buffer:
+            if self._buffer or not room:
                 self._open()
             # Twice: a declaration can take long, and then other delays are shorter, too. Not more
             # often: if each declaration takes long, that would never end.
@@ -383,16 +491,11 @@ class PublishBatch:
         gathered, unwritable = [], []
         try:
             for pending in islice(self._buffer, room):
-                mandatory, _ = flags = pending.options[0]
-                body, written = pending.message.body, pending.written
                 try:
-                    mark = _mark(body, *written) if mandatory else None
-                    hash(mark)
-                    self._messages.add(body, *written, flags)
+                    self._messages.add(pending.body, *pending.written, pending.options[0])
                 except UNWRITABLE as exc:
                     unwritable.append((pending, f"it cannot be written: {exc}"))
                     continue
-                pending.mark = mark
                 gathered.append(pending)
                 if self._messages.size >= _AT_ONCE_BYTES:
                     break
@@ -408,14 +511,17 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
-        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
+        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        for pending in gathered:
+            self._number += 1
+            self._sent[self._number] = self._buffer.popleft()
+            pending.sent = True
+        self._send_gathered(limits)
+        self._to_note.extend(pending.out for pending in gathered if pending.out is not None)
+
+    def _send_gathered(self, limits: list[float]) -> None:
+        """Send what is gathered; ``limits`` are for how long it may take, in seconds."""
         try:
-            for pending in gathered:
-                self._number += 1
-                self._sent[self._number] = self._buffer.popleft()
-                pending.sent = True
-                if pending.mark is not None:
-                    self._marks.setdefault(pending.mark, deque()).append(pending)
             with within(self._connection, min(limits)) if limits else nullcontext():
                 self._messages.send()
         except BaseException as exc:
@@ -425,7 +531,6 @@ class PublishBatch:
             # A time limit, or an interrupt: it must reach the caller.
             self._end(exc)
             raise
-        self._to_note.extend(pending.out for pending in gathered if pending.out is not None)
 
     def _note(self) -> None:
         """Write the journal's events and the records of what was sent; this may run callbacks."""
@@ -554,12 +659,10 @@ class PublishBatch:
 
     def _patience(self) -> float | None:
         """Return the timeout for the outstanding confirms, in seconds; None for no limit."""
-        if not self._is_timed:
-            return None
-        return min(
-            (pending.options[2] for pending in self._sent.values() if pending.options[2]),
-            default=None,
-        )
+        if len(self._limits) < 2:
+            return next(iter(self._limits), None)
+        limits = (_options(sent)[2] for sent in self._sent.values())
+        return min((limit for limit in limits if limit), default=None)
 
     def _is_lost(self) -> bool:
         gone = self._confirm_channel is not None and self._confirm_channel.connection is None
@@ -602,23 +705,26 @@ class PublishBatch:
     # -- outcomes ------------------------------------------------------------------------------
 
     def _on_ack(self, number: int, multiple: bool) -> None:
-        for pending in self._answered(number, multiple):
-            returned = pending.returned
-            if returned is None:
-                self._record(pending, CONFIRMED)
+        for sent in self._answered(number, multiple):
+            if isinstance(sent, tuple):
+                run, place, *_ = sent
+                run.states[place] = CONFIRMED
+            elif sent.returned is None:
+                self._record(sent, CONFIRMED)
             else:
-                self._record(pending, RETURNED, returned.reply_code, returned.reply_text)
+                self._record(sent, RETURNED, sent.returned.reply_code, sent.returned.reply_text)
 
     def _on_nack(self, number: int, multiple: bool) -> None:
-        for pending in self._answered(number, multiple):
-            self._record(pending, NACKED, 0, "the broker refused it")
+        for sent in self._answered(number, multiple):
+            self._record(_whole(sent), NACKED, 0, "the broker refused it")
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-        cut = undecodable(message)
-        key: Any = (cut and cut.routing_key) or routing_key
+        found = undecodable(message)
+        key: Any = (found and found.routing_key) or routing_key
+        self._mark_sent()
         mark = _mark(message.body, message.properties, exchange, key)
-        if cut and mark not in self._marks:
+        if found and mark not in self._marks:
             # Of what was returned, its ids could not be read.
             mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
@@ -635,21 +741,28 @@ class PublishBatch:
         for handler in list(self.channel.events.get("basic_return") or ()):
             handler(exc, exchange, routing_key, message)
 
-    def _answered(self, number: int, multiple: bool) -> list[_Pending]:
+    def _mark_sent(self) -> None:
+        """Mark the mandatory messages that were sent since the last return."""
+        # Most batches have no return. What is returned has no answer yet.
+        for number in [number for number in self._sent if number > self._marked]:
+            pending = self._sent[number] = _whole(self._sent[number])
+            if pending.options[0][0]:
+                pending.mark = _mark(pending.body, *pending.written)
+                self._marks.setdefault(pending.mark, deque()).append(pending)
+        self._marked = self._number
+
+    def _answered(self, number: int, multiple: bool) -> list[_Pending | _OfRun]:
         sent = self._sent
         if not multiple:
             return [sent.pop(number)] if number in sent else []
-        answered = []
-        for tag in list(sent):
-            if tag > number:
-                break
-            answered.append(sent.pop(tag))
-        return answered
+        answered = list(takewhile(number.__ge__, sent))
+        return [sent.pop(each) for each in answered]
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)
         pending.state = state
-        if state == CONFIRMED and (self._on_outcome is None or pending.records):
+        is_told = self._on_outcome is not None or isinstance(pending.tag, _Place)
+        if state == CONFIRMED and (not is_told or pending.records):
             # There is no handler and no callback; or what it supersedes is to be recorded first.
             return
         self._unreported.append((pending, Outcome(pending.tag, state, code, text)))
@@ -666,7 +779,7 @@ class PublishBatch:
 
     def _record_rest(self, buffered: str, sent: str) -> None:
         for pending in self._sent.values():
-            self._record(pending, UNKNOWN, 0, sent)
+            self._record(_whole(pending), UNKNOWN, 0, sent)
         self._sent.clear()
         while self._buffer:
             self._record(self._buffer.popleft(), DISCARDED, 0, buffered)
@@ -674,7 +787,12 @@ class PublishBatch:
     def _report(self) -> None:
         while self._unreported:
             pending, outcome = self._unreported.popleft()
-            if self._on_outcome is not None:
+            if isinstance(outcome.tag, _Place):
+                run, place = outcome.tag
+                run.states[place] = outcome.state
+                if outcome.state != CONFIRMED:
+                    run.replies[place] = outcome.reply_code, outcome.reply_text
+            elif self._on_outcome is not None:
                 self._on_outcome(outcome)
             elif outcome.state != CONFIRMED and not (
                 # Then the channel's handlers have reported it.
@@ -688,20 +806,42 @@ class PublishBatch:
             raise UnconfirmedError(_complaint(failed), _outcomes(failed))
 
 
+def _whole(sent: _Pending | _OfRun) -> _Pending:
+    """Return a sent message with all that may be asked of it."""
+    if not isinstance(sent, tuple):
+        return sent
+    run, place, options, exchange, key, _ = sent
+    template, body, headers, properties, _ = run.messages[place]
+    read = template.read(headers, properties)
+    pending = _Pending(body, read, exchange, key, options, _Place(run, place))
+    pending.sent = True
+    return pending
+
+
+def _outgoing(sent: _OfRun) -> Outgoing:
+    """Return a sent message of a run for the journal."""
+    run, place, _, exchange, key, due = sent
+    template, _, headers, properties, _ = run.messages[place]
+    read = template.read(headers, properties)
+    if due is not None and (exchange, key) != template.destination:
+        read[HEADERS][HEADER] = {"due": -(-due // 1000)}
+    return Outgoing(read, exchange, key, is_delayed=due is not None)
+
+
+def _options(sent: _Pending | _OfRun) -> _Options:
+    return sent[2] if isinstance(sent, tuple) else sent.options
+
+
 def _alive(channel: Any) -> Any:
     if channel.connection is None:
         raise RecoverableConnectionError("the channel is closed")
     return channel.connection
 
 
-def _copied(message: Any) -> Any:
-    """Return a message as it is now: callers may use one dict of headers for all of a batch."""
-    copied = amqp.Message(message.body)
-    copied.properties = message.properties.copy()
-    headers = copied.properties.get(HEADERS)
-    if headers is not None:
-        copied.properties[HEADERS] = dict(headers)
-    return copied
+def _copied(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return properties as they are now: callers may use one dict of headers for all of a batch."""
+    headers = properties.get(HEADERS)
+    return {**properties, HEADERS: dict(headers)} if headers is not None else dict(properties)
 
 
 def _mark(
@@ -710,8 +850,12 @@ def _mark(
     if isinstance(body, str):
         # An empty body comes back empty, whatever its encoding.
         body = body and body.encode(properties.get("content_encoding") or "utf-8")
-    names = (properties.get("message_id"), properties.get("correlation_id"))
-    return (exchange, routing_key, bytes(body or b""), *names)
+    names = (properties.get(name) for name in ("message_id", "correlation_id"))
+    # They are text, unless something has made them of bytes that may change.
+    hashable = (
+        bytes(name) if isinstance(name, (bytearray, memoryview)) else name for name in names
+    )
+    return (exchange, routing_key, bytes(body or b""), *hashable)
 
 
 def _outcomes(failed: list[tuple[_Pending, Outcome]]) -> tuple[Outcome, ...]:

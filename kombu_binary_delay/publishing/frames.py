@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -36,6 +36,7 @@ _END = b"\xce"
 _METHOD = struct.Struct(">BHIHH")
 _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BHI")
+_BASIC = spec.Basic.Publish[0]
 _INT = struct.Struct(">ci")
 _LONG = struct.Struct(">cq")
 #: The bytes of a frame in addition to its payload.
@@ -59,7 +60,7 @@ class EncodedMessage(amqp.Message):
 
     def __init__(self, body: Any, properties: dict[str, Any], frame_max: int) -> None:
         self._encoded: bytes
-        body, self._encoded = _encode(body, properties, frame_max)
+        body, self._encoded = encode(body, properties, frame_max)
         super().__init__(body)
         self.properties = properties
 
@@ -67,19 +68,26 @@ class EncodedMessage(amqp.Message):
         return self._encoded
 
 
-def _encode(body: Any, properties: dict[str, Any], frame_max: int) -> tuple[Any, bytes]:
-    """Return the body, as bytes, and the flags and properties of a message; see above."""
+def encode(body: Any, properties: dict[str, Any], frame_max: int) -> tuple[Any, bytes]:
+    """Return the body, as bytes, and the flags and properties of a message as they are written.
+
+    The parameters and errors are those of :class:`EncodedMessage`.
+    """
     if isinstance(body, str):
         body = body.encode(properties.setdefault("content_encoding", "utf-8"))
     header = _write_properties(properties)
-    size, room = _BEFORE_PROPERTIES + len(header), frame_max - _OVERHEAD
+    _check_size(header, frame_max - _OVERHEAD)
+    return body, header
+
+
+def _check_size(header: bytes, room: int) -> None:
+    size = _BEFORE_PROPERTIES + len(header)
     # RabbitMQ would close the connection.
     if size > room:
         raise TooLargeError(
             f"its headers and other properties take {size} bytes, and at most {room} fit into a "
             f"frame; {SMALLER}"
         )
-    return body, header
 
 
 class Messages:
@@ -108,28 +116,42 @@ class Messages:
         :raises UNWRITABLE: if AMQP cannot encode a value, or the headers are too large for a frame;
             nothing of the message is added.
         """
-        frame_max = self._connection.frame_max
-        body, header = _encode(body, properties, frame_max)
-        # A view is cut without a copy, and accepts only bytes.
-        body = memoryview(body).cast("B")
+        body, header = encode(body, properties, self._connection.frame_max)
+        self.add_encoded(body, header, exchange, routing_key, flags)
+
+    def add_encoded(
+        self, body: Any, header: bytes, exchange: str, routing_key: str, flags: tuple[bool, bool]
+    ) -> None:
+        """Add a message whose flags and properties are encoded, as :func:`encode` does.
+
+        :raises UNWRITABLE: as :meth:`add`.
+        """
+        room = self._connection.frame_max - _OVERHEAD
+        if _BEFORE_PROPERTIES + len(header) > room:
+            _check_size(header, room)
         # A reserved 0, two short strings, and two bits.
         bits = bool(flags[0]) + 2 * bool(flags[1])
         arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
-        room = frame_max - _OVERHEAD
-        channel, basic = self._channel_id, spec.Basic.Publish[0]
-        pieces = [
+        if type(body) is not bytes:
+            # A view is cut without a copy, and accepts only bytes.
+            body = memoryview(body).cast("B")
+        channel, size = self._channel_id, len(body)
+        self._pieces += (
             _METHOD.pack(1, channel, 4 + len(arguments), *spec.Basic.Publish),
             arguments,
             _END,
-            _HEADER.pack(2, channel, _BEFORE_PROPERTIES + len(header), basic, 0, len(body)),
+            _HEADER.pack(2, channel, _BEFORE_PROPERTIES + len(header), _BASIC, 0, size),
             header,
             _END,
-        ]
-        for start in range(0, len(body), room):
-            part = body[start : start + room]
-            pieces += (_BODY.pack(3, channel, len(part)), part, _END)
-        self._pieces += pieces
-        self.size += len(arguments) + len(header) + len(body)
+        )
+        if 0 < size <= room:
+            self._pieces += (_BODY.pack(3, channel, size), body, _END)
+        else:
+            view = memoryview(body)
+            for start in range(0, size, room):
+                part = view[start : start + room]
+                self._pieces += (_BODY.pack(3, channel, len(part)), part, _END)
+        self.size += len(arguments) + len(header) + size
 
     def clear(self) -> None:
         """Drop the gathered messages."""
@@ -193,18 +215,20 @@ def _write_properties(properties: dict[str, Any]) -> bytes:
 # Messages of one kind have the same properties.
 @lru_cache(maxsize=256)
 def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
-    return tuple(property_ for property_ in _PROPERTIES if property_[0] in names)
+    return tuple(each for each in PROPERTIES if each[0] in names)
 
 
 def _write_short(text: Any) -> bytes:
-    text = text or ""
+    if not text:
+        return b"\0"
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return b"%c%b" % (len(data), data)
 
 
 # Headers repeat, and so do their names.
 @lru_cache(maxsize=1024)
-def _write_name(name: object) -> bytes:
+def write_name(name: object) -> bytes:
+    """Encode the name of a header."""
     if not isinstance(name, (str, bytes)):
         raise TypeError(f"the name of a header must be a string, got {name!r}")
     return _write_short(name)
@@ -217,33 +241,43 @@ _MOST, _LONGEST = 1024, 256
 _IMMUTABLE = frozenset((str, int, bool, float, type(None)))
 
 
-def _write_table(table: dict[str, Any] | None) -> bytes:
+def write_fields(table: Mapping[str, Any]) -> bytes:
+    """Encode what a table holds, without its length."""
     fields: list[bytes] = []
-    for name, value in (table or {}).items():
+    for name, value in table.items():
         known = _LAST.get(name)
         # The same object: equal values of two types have different bytes.
         if known is None or known[0] is not value:
             write = _VALUES.get(type(value), _write_other)
-            known = value, _write_name(name) + write(value)
+            known = value, write_name(name) + write(value)
             if type(value) in _IMMUTABLE and len(known[1]) <= _LONGEST:
                 if len(_LAST) >= _MOST:
                     _LAST.clear()
                 _LAST[name] = known
         fields.append(known[1])
-    return _counted(b"".join(fields))
+    return b"".join(fields)
+
+
+def write_value(value: Any) -> bytes:
+    """Encode a value in a table."""
+    return _VALUES.get(type(value), _write_other)(value)
+
+
+def _write_table(table: dict[str, Any] | None) -> bytes:
+    return counted(write_fields(table or {}))
 
 
 # For each level of nesting, they call no more functions than py-amqp, whose limit then is ours.
 def _write_dict(value: Any) -> bytes:
-    return b"F" + _write_table(value)
+    return b"F" + counted(write_fields(value))
 
 
 def _write_list(value: Any) -> bytes:
     written = []
-    for element in value:
-        write = _VALUES.get(type(element), _write_other)
-        written.append(write(element))
-    return b"A" + _counted(b"".join(written))
+    for item in value:
+        write = _VALUES.get(type(item), _write_other)
+        written.append(write(item))
+    return b"A" + counted(b"".join(written))
 
 
 def _write_other(value: object) -> bytes:
@@ -252,14 +286,15 @@ def _write_other(value: object) -> bytes:
 
 
 def _write_str(value: Any) -> bytes:
-    return b"S" + _counted(value.encode("utf-8", "surrogatepass"))
+    return b"S" + counted(value.encode("utf-8", "surrogatepass"))
 
 
 def _write_int(value: Any) -> bytes:
     return _INT.pack(b"I", value) if abs(value) < 2**31 else _LONG.pack(b"L", value)
 
 
-def _counted(data: bytes) -> bytes:
+def counted(data: bytes) -> bytes:
+    """Return data behind its length."""
     return len(data).to_bytes(4, "big") + data
 
 
@@ -285,7 +320,8 @@ _WRITERS: dict[str, Callable[[Any], bytes]] = {
     "o": struct.Struct("B").pack,
     "F": _write_table,
 }
-_PROPERTIES = tuple(
+#: The properties of a message, in their order: each with its flag, and what encodes it.
+PROPERTIES = tuple(
     (name, 1 << (15 - place), _WRITERS.get(kind) or partial(_write, kind))
     for place, (name, kind) in enumerate(amqp.Message.PROPERTIES)
 )

@@ -31,7 +31,7 @@ from kombu_binary_delay.ladder.delay import (
     due_time,
     expiry_of,
 )
-from kombu_binary_delay.ladder.envelope import HEADERS, wrap
+from kombu_binary_delay.ladder.envelope import HEADERS, is_expiration, wrap
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
@@ -41,6 +41,7 @@ from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire.executor import Executor
 
 from .frames import UNWRITABLE, EncodedMessage
+from .template import EXPIRATION, OfKind, Template
 
 #: Why a message cannot be delayed.
 UNDELAYED = (AddressError, DelayError, TopologyError)
@@ -174,6 +175,66 @@ class WayOut:
         if not is_delayed:
             return Outgoing(properties, *destination, records=records)
         return self._planned((properties, destination), due, now, timeout, records)
+
+    def enter(self, message: OfKind, now: int) -> tuple[bytes, int | None, str, str] | None:
+        """Return how to publish a message of a kind at once, if nothing else is needed for it.
+
+        :param now: microseconds since the epoch.
+        :returns: the properties as they are written, when it is due, the exchange and the routing
+            key; None if only :meth:`ready` can make it ready.
+        :raises DelayError: if its jitter is too long.
+        """
+        template, _, headers, properties, due = message
+        if not template.is_usual(headers) and (
+            not template.can_encode(headers) or self._generations.begins(headers)
+        ):
+            return None
+        if due is not None:
+            if self._journal is not None and not self._journal.is_ready:
+                return None
+            if self._router.jitter:
+                if template.has_last or self.is_noting:
+                    return None
+                headers, due = self._later(template, headers, properties, due, now)
+            if due > now:
+                return self._entered(template, headers, properties, due, now)
+        return template.encode(headers, properties), due, *template.destination
+
+    def _entered(
+        self,
+        template: Template,
+        headers: dict[str, Any],
+        properties: dict[str, Any],
+        due: int,
+        now: int,
+    ) -> tuple[bytes, int | None, str, str] | None:
+        if EXPIRATION in properties and not is_expiration(properties[EXPIRATION]):
+            return None
+        name = properties.get("message_id") or properties.get("correlation_id")
+        entry = self._router.enter(template.destination, due, now, template.priority, name)
+        if entry is None:
+            return None
+        return template.encode(headers, properties, -(-due // 1000)), due, *entry
+
+    def _later(
+        self,
+        template: Template,
+        headers: dict[str, Any],
+        properties: dict[str, Any],
+        due: int,
+        now: int,
+    ) -> tuple[dict[str, Any], int]:
+        """Return the headers of a message of a kind and its due time, with the settings' jitter."""
+        read = template.read(headers, properties)
+        jittered = self._with_jitter(read, read[HEADERS])
+        if jittered is read:
+            return headers, due
+        return {**headers, JITTER: self._router.jitter}, self._due(jittered, now) or due
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether there is a journal."""
+        return self._journal is not None
 
     def ready_at(
         self,

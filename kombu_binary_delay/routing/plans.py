@@ -22,6 +22,8 @@ from .knowledge import BINDINGS, FIRST, PATH, Knowledge, Repetition, is_recent
 REPLY_TO = "amq.rabbitmq.reply-to"
 
 _NOTHING: frozenset[tuple[Any, ...]] = frozenset()
+#: The most delays whose lower digits are kept as text, and the most of each other kind of text.
+_MOST_DELAYS, _MOST = 4096, 10_000
 
 
 class Plan(NamedTuple):
@@ -32,6 +34,51 @@ class Plan(NamedTuple):
     properties: dict[str, Any]
     lane: int
     needs: frozenset[tuple[Any, ...]]
+
+
+class _Digits:
+    """The digits of delays on one ladder, as text: few patterns, each kept once it was written."""
+
+    def __init__(self, ladder: Topology) -> None:
+        self._ladder = ladder
+        self._tick = ladder.ladder.tick
+        #: How many of the lowest levels are one part of the text, and how many ticks they hold.
+        self._lowest, self._span = 0, 1
+        for radix in reversed(ladder.ladder.radices[1:]):
+            if self._span * radix > _MOST_DELAYS:
+                break
+            self._lowest, self._span = self._lowest + 1, self._span * radix
+        self._low: dict[int, str] = {}
+        self._high: dict[int, tuple[str, str, int]] = {}
+        self._short: dict[int, tuple[str, str, int]] = {}
+
+    def of(self, ticks: int) -> tuple[str, str, int]:
+        """Return the exchange to enter by, the digits as an address has them, and the level."""
+        high, low = divmod(ticks, self._span)
+        if not high:
+            return self._short.get(low) or self._kept(self._short, low, low, 0)
+        rest = self._high.get(high) or self._kept(self._high, high, high * self._span, self._lowest)
+        text = self._low.get(low)
+        if text is None:
+            # With a digit above them, they are all written.
+            all_digits = self._words(low + self._span)[: self._lowest]
+            text = self._low[low] = "".join(all_digits)
+        return rest[0], text + rest[1], rest[2]
+
+    def _kept(
+        self, kept: dict[int, tuple[str, str, int]], at: int, ticks: int, lowest: int
+    ) -> tuple[str, str, int]:
+        if len(kept) >= _MOST:
+            kept.clear()
+        digits = self._ladder.ladder.digits(ticks * self._tick)
+        text = "".join(self._words(ticks)[lowest:])
+        kept[at] = made = self._ladder.entry_exchange(digits), text, self._ladder.needs(digits)
+        return made
+
+    def _words(self, ticks: int) -> list[str]:
+        """Return the digits, lowest first, each with the dot after it."""
+        digits = self._ladder.ladder.digits(ticks * self._tick)
+        return [f"{digit}." for digit in reversed(digits)]
 
 
 class Plans:
@@ -47,6 +94,9 @@ class Plans:
         self._queue_per_delay = known.settings.queue_per_delay
         self._ladders = known.ladders
         self._lanes = known.settings.lanes
+        self._digits = [_Digits(ladder) for ladder in self._ladders]
+        #: By exchange, its type and routing key, what follows the digits of an address.
+        self._routes: dict[tuple[str, str | None, str], str] = {}
         #: How many messages there were, if there are several lanes.
         self._published = 0
 
@@ -84,6 +134,43 @@ class Plans:
             if lane is not None or not self._forget_type(destination.exchange, now):
                 raise
             return self._plan_delayed(properties, due, destination, now, lane)
+
+    def enter(
+        self, destination: Destination, due: int, now: int, priority: object, name: object
+    ) -> tuple[str, str] | None:
+        """Return the exchange and the key of a message that has no further routing keys.
+
+        They are those of :meth:`publish`; None if the message needs a plan: if its destination was
+        not planned before, or what it needs is not known to exist.
+
+        :param due: microseconds since the epoch, later than ``now``.
+        :param now: microseconds since the epoch, by the publisher's clock.
+        :param priority: of the message, by which it may have a ladder of its own.
+        :param name: the message's id, by which it has its lane.
+        """
+        known = self._known
+        exchange, key = destination
+        text = self._routes.get((exchange, known.exchanges.types.get(exchange), key))
+        # Messages without a name take their lanes in turns.
+        is_in_turn = self._lanes > 1 and not name
+        if text is None or is_in_turn or not is_recent(known.looked, now):
+            return None
+        lane = 0
+        if self._lanes > 1 or known.keeps_urgent_apart:
+            lane = self._lane_of({"priority": priority, "correlation_id": name})
+        ladder = self._ladders[lane].ladder
+        ticks = -((now - due) // (ladder.tick * 1000))
+        if ticks * ladder.tick > ladder.maximum:
+            return None
+        first, digits, level = self._digits[lane].of(ticks)
+        existing = known.existing
+        if (
+            ("level", lane, level) not in existing
+            or (("target", exchange) if exchange else ("way", key)) not in existing
+            or ((exchange or known.repeats) and known.repetition is not Repetition.DONE)
+        ):
+            return None
+        return first, digits + text
 
     def check(
         self, properties: dict[str, Any], due: int | None, destination: Destination, now: int
@@ -134,7 +221,19 @@ class Plans:
         needs = self._needs(lane, digits, destination, keys, now)
         if planned:
             needs = frozenset(need for need in needs if need[0] in ("level", FIRST))
+        if self._declares and ladder.is_ours and not self._queue_per_delay and not has_digest(key):
+            self._keep_route(destination, topic=topic)
         return Plan(self._first_exchange(ladder, digits), key, properties, lane, needs)
+
+    def _keep_route(self, destination: Destination, *, topic: bool) -> None:
+        """Keep what follows the digits of an address to a destination, for :meth:`enter`."""
+        exchange, key = destination
+        kind = self._known.exchanges.types.get(exchange)
+        # Whether a headers exchange can be reached, depends on more than it.
+        if not exchange or (kind in IMITABLE and topic == (kind == "topic")):
+            if len(self._routes) >= _MOST:
+                self._routes.clear()
+            self._routes[exchange, kind, key] = route(destination, topic)
 
     def through(
         self, exchange: str, destination: Destination, due: int, now: int

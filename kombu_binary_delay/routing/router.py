@@ -85,6 +85,7 @@ class Router:
         }
         # Publishes are answered by the plans, and deliveries by what reads them.
         self.publish, self.check = self._plans.publish, self._plans.check
+        self.enter = self._plans.enter
         self.plan_through = self._plans.through
         self.received, self.wait = self._deliveries.received, self._deliveries.wait
         self.lost = known.lost

@@ -101,7 +101,7 @@ def _parts(group: list[Sent]) -> Iterator[list[Sent]]:
 
 
 def _name(sent: Sent) -> str:
-    return str(sent.row["task_id"])
+    return str(sent.row.task_id)
 
 
 def _due(sent: Sent) -> int:
@@ -111,7 +111,7 @@ def _due(sent: Sent) -> int:
 
 def _first_due(sent: Sent) -> int:
     """Return the first known due time: a row's ``due``, where its ``eta`` is the last one."""
-    due = sent.row.get("due")
+    due = sent.row.due
     return _due(sent) if due is None else due // 1000
 
 

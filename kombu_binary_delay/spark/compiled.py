@@ -1,29 +1,40 @@
-"""Make messages from templates of what ``send_task`` makes. Does not import Spark.
+"""Make messages by templates of what ``send_task`` makes. Does not import Spark.
 
 A kind is a task with its queue and its options. For each call, Celery computes the message and its
 destination again, but only the id, the times and the arguments differ between calls, unless the
-application's code changes more. So ``send_task`` makes the first message of a kind, and what it
-passes to its producer becomes a template. ``send_task`` also makes the second message, which must
-match the template. All others are filled in from the template, and are byte for byte what
-``send_task`` would have made. If the application's code could change a message, ``send_task`` makes
-all messages, for one of :data:`REASONS`.
+application's code changes more. So ``send_task`` makes the first message of a kind, and a
+:class:`.publishing.template.Template` of it makes the others. ``send_task`` also makes the second
+one, which must be that of the template, byte for byte. If the application's code could change a
+message or wants to hear of it, ``send_task`` makes all messages, for one of :data:`REASONS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
 from datetime import datetime
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import celery.app.amqp
 import celery.app.base
 import celery.app.routes
 import celery.app.task
+import kombu.utils.json
 from celery import Celery, signals
 from celery.app.routes import MapRoute, Router
 from celery.backends.base import Backend
 from celery.utils.functional import maybe_evaluate
+from kombu.compression import compress
+from kombu.serialization import dumps, registry
+
+from kombu_binary_delay.errors import DelayError
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.envelope import HEADERS as IN_PROPERTIES
+from kombu_binary_delay.publishing.frames import encode
+from kombu_binary_delay.publishing.template import EXPIRATION, Template
+
+from . import schema as s
 
 #: Reasons why ``send_task`` makes a message; other code refers to them by index.
 (
@@ -31,17 +42,19 @@ from celery.utils.functional import maybe_evaluate
     APPLICATION,
     ROUTER,
     HANDLER,
+    EVENT,
     TASK,
     WORKER,
     HEADERS,
     EXPIRED,
     DIFFERENT,
-) = range(9)
+) = range(10)
 REASONS = (
     "task_protocol is not 2",
     "the application or its amqp has methods of its own",
     "a router of its own may look at the arguments",
-    "a handler of before_task_publish may change the message",
+    "a handler of before_task_publish, after_task_publish or task_sent is called for each message",
+    "an event is sent with each message, by task_send_sent_event",
     "the task has an apply_async of its own",
     "the publisher is a worker's task itself",
     "headers have a name of Celery's own",
@@ -50,49 +63,54 @@ REASONS = (
 )
 #: The most kinds that are kept, proven or not; each takes some 2 kB.
 _KINDS = 10_000
-#: The fields of an event that do not describe the task.
-_OF_EVENTS = ("type", "hostname", "utcoffset", "pid", "clock", "timestamp")
+#: The headers and the property that differ between calls of a kind.
+_VARYING = ("id", "eta", "expires", "root_id", "argsrepr", "kwargsrepr")
+_ID = "correlation_id"
+_COMPRESSION = "compression"
+#: What follows the arguments in a body, of a task without callbacks.
+_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+#: The largest frame of any broker: what is compared here is not written.
+_ANY_SIZE = 2**31
+_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 _SCALARS = frozenset((int, float, bool))
+_NAMES = ("queue", "exchange", "routing_key")
+#: Of a message: what is written, and what differs of it.
+Values = tuple[bytes, dict[str, Any], dict[str, Any]]
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """The arguments of one ``send_task`` call.
 
-    :param options: ``queue``, ``exchange``, ``routing_key`` and ``priority``, if given.
     :param headers: the row's headers; None if it has none.
     """
 
-    name: str
     task_id: str
+    name: str
+    queue: str | None
+    exchange: str | None
+    routing_key: str | None
+    priority: int | None
     args: list[Any]
     kwargs: dict[str, Any]
+    headers: dict[str, Any] | None
     eta: datetime
     expires: datetime | None = None
-    headers: dict[str, Any] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What all calls of one template have in common."""
-        get = self.options.get
-        return (
-            self.name,
-            get("queue"),
-            get("exchange"),
-            get("routing_key"),
-            get("priority"),
-            self.headers is None,
-            self.expires is None,
-        )
+        return self[1:6], self.headers is None, self.expires is None
 
     def send(self, app: Celery, producer: Any) -> None:
-        """Call ``send_task``."""
-        options = dict(self.options)
-        if self.expires is not None:
-            options["expires"] = self.expires
-        if self.headers is not None:
-            options["headers"] = self.headers
+        """Call ``send_task``.
+
+        :raises DelayError: if a name is too long for AMQP.
+        """
+        for name in _NAMES:
+            if len(str(getattr(self, name) or "").encode()) > s.LONGEST_NAME:
+                raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
+        given = ("expires", "headers", *_NAMES, "priority")
+        options = {name: value for name in given if (value := getattr(self, name)) is not None}
         app.send_task(
             self.name,
             args=self.args,
@@ -104,24 +122,36 @@ class Call:
         )
 
 
-#: The arguments of a producer's publish: the body, and the options.
-Published = tuple[Any, dict[str, Any]]
+class Made(NamedTuple):
+    """A message that ``send_task`` has made."""
+
+    body: Any
+    properties: dict[str, Any]
+    destination: Destination
+    #: What is declared before it is published.
+    declare: list[Any]
 
 
-class Template:
-    """The messages of one kind."""
+class Kind:
+    """The messages of one kind.
 
-    def __init__(self, app: Celery, call: Call, seen: list[Published]) -> None:
-        """Make a template from what a producer was given for a call.
+    :param call: of one of them.
+    :param made: that message.
+    """
 
-        :raises _DifferentError: if a template cannot be made from it.
-        """
-        self._app = app
-        (_, _, self._embed), options = seen[0]
-        self._options = options
-        headers = options["headers"]
-        own = call.headers or {}
-        self._headers = {name: value for name, value in headers.items() if name not in own}
+    def __init__(self, app: Celery, call: Call, made: Made) -> None:
+        self._app, self.declare = app, made.declare
+        headers = made.properties[IN_PROPERTIES]
+        same = {name: headers[name] for name in headers if name not in (call.headers or {})}
+        self.names = frozenset(same)
+        properties = {**made.properties, IN_PROPERTIES: same}
+        for name in (_ID, EXPIRATION):
+            properties.pop(name, None)
+        exchange, key = made.destination
+        #: As receipts have it.
+        self.place = f"{exchange}/{key}" if exchange else key
+        self.template = Template(properties, made.destination, _VARYING, _COMPRESSION)
+        self._body = _encoder(properties, same.get(_COMPRESSION))
         create = app.amqp.create_task_message
         # Whether the headers show the arguments in Celery's default form.
         shown = create("", "", [0], {"a": 0}).headers
@@ -130,164 +160,121 @@ class Template:
         self._longest_kwargs = app.amqp.kwargsrepr_maxsize if is_usual else 0
         on_call = app.backend.on_task_call
         is_none = getattr(on_call, "__func__", None) is Backend.on_task_call
-        self._on_call = None if is_none or headers["ignore_result"] else on_call
-        self._event: dict[str, Any] | None = None
-        if len(seen) > 1:
-            self._event = {k: v for k, v in seen[1][0].items() if k not in _OF_EVENTS}
-            self._retry = {name: seen[1][1][name] for name in ("retry", "retry_policy")}
-        self.check(call, seen)
+        #: What the application's backend does before each publish; None if nothing.
+        self.on_call = None if is_none or headers["ignore_result"] else on_call
+        self.check(call, made)
 
-    def check(self, call: Call, seen: list[Published]) -> None:
-        """Compare what a producer was given for a call with what the template makes.
+    def check(self, call: Call, made: Made) -> None:
+        """Compare a message that ``send_task`` has made with the template's.
 
         :raises _DifferentError: if they differ.
         """
-        (body, options), *events = seen
-        filled, its_options = self.fill(call)
-        # The time until the message expires has become shorter meanwhile.
-        left = [of_message.pop("expiration", None) for of_message in (options, its_options)]
-        same = (
-            filled == body
-            and its_options == options
-            and list(its_options["headers"]) == list(options["headers"])
-            and [expiration is None for expiration in left] == [call.expires is None] * 2
-            and len(events) == (self._event is not None)
-        )
-        for event, _ in events:
-            fields = {k: v for k, v in event.items() if k not in _OF_EVENTS}
-            same = same and fields == self._fields(filled, its_options)
-        if not same:
+        body, headers, properties = self.fill(call)
+        if EXPIRATION in properties:
+            # The time until the message expires has become shorter meanwhile.
+            properties[EXPIRATION] = made.properties.get(EXPIRATION)
+        ours = body, self.template.encode(headers, properties)
+        theirs = encode(made.body, made.properties, _ANY_SIZE)
+        where = self.template.destination, self.declare
+        if (ours, where) != (theirs, (made.destination, made.declare)):
             raise _DifferentError
 
-    def fill(self, call: Call) -> Published:
-        """Return what ``send_task`` would pass to its producer."""
+    def fill(self, call: Call) -> Values:
+        """Return the body of a call's message, and the headers and properties that differ."""
         args: Any = call.args or ()
-        kwargs = call.kwargs or {}
-        task_id = call.task_id
-        headers = self._headers.copy()
-        headers["id"] = headers["root_id"] = task_id
-        headers["eta"] = call.eta.isoformat()
+        kwargs, task_id = call.kwargs, call.task_id
         argsrepr = _shown(args, self._longest)
         kwargsrepr = _shown(kwargs, self._longest_kwargs)
         if argsrepr is None or kwargsrepr is None:
             shown = self._app.amqp.create_task_message(task_id, call.name, args, kwargs).headers
             argsrepr, kwargsrepr = shown["argsrepr"], shown["kwargsrepr"]
-        headers["argsrepr"] = argsrepr
-        headers["kwargsrepr"] = kwargsrepr
-        options = self._options.copy()
+        headers = {
+            "id": task_id,
+            "eta": call.eta.isoformat(),
+            "expires": None,
+            "root_id": task_id,
+            "argsrepr": argsrepr,
+            "kwargsrepr": kwargsrepr,
+        }
+        properties = {_ID: task_id}
         if call.expires is not None:
             headers["expires"] = call.expires.isoformat()
-            options["expiration"] = (call.expires - self._app.now()).total_seconds()
+            left = (call.expires - self._app.now()).total_seconds()
+            properties[EXPIRATION] = str(int(left * 1000))
         if call.headers:
-            headers.update(call.headers)
-        options["headers"] = headers
-        options["correlation_id"] = task_id
-        return (args, kwargs, self._embed), options
-
-    def publish(self, producer: Any, call: Call) -> None:
-        """Publish as ``send_task`` does."""
-        body, options = self.fill(call)
-        # Kombu changes the headers when it compresses.
-        headers = options["headers"]
-        with producer.connection._reraise_as_library_errors():  # noqa: SLF001 - as send_task does
-            if self._on_call is not None:
-                self._on_call(producer, call.task_id)
-            producer.publish(body, **options)
-            if signals.after_task_publish.receivers:
-                signals.after_task_publish.send(
-                    sender=call.name,
-                    body=body,
-                    headers=headers,
-                    exchange=options["exchange"],
-                    routing_key=options["routing_key"],
-                )
-            if signals.task_sent.receivers:
-                signals.task_sent.send(
-                    sender=call.name,
-                    task_id=headers["id"],
-                    task=call.name,
-                    args=body[0],
-                    kwargs=body[1],
-                    eta=headers["eta"],
-                    taskset=headers["group"],
-                )
-            if self._event is not None:
-                fields = self._fields(body, options)
-                dispatcher = self._app.amqp._event_dispatcher  # noqa: SLF001 - as send_task does
-                dispatcher.publish("task-sent", fields, producer, **self._retry)
-
-    def _fields(self, body: Any, options: dict[str, Any]) -> dict[str, Any]:
-        headers = options["headers"]
-        own = {name: headers[name] for name in ("root_id", "eta", "expires")}
-        shown = {"args": headers["argsrepr"], "kwargs": headers["kwargsrepr"]}
-        return {**(self._event or {}), "uuid": headers["id"], **own, **shown}
+            headers |= call.headers
+        return self._body((args, kwargs, _EMBED)), headers, properties
 
 
 class Compiler:
-    """Publishes calls by templates if possible, otherwise by ``send_task``."""
+    """Knows the kinds of messages of an application, and why a message is of none."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._reason = _reason_of_application(app)
-        #: Names that a row's headers must not use.
-        self._own = frozenset(
-            () if self._reason is not None else app.amqp.create_task_message("", "").headers
-        )
-        self._kinds: dict[tuple[Any, ...], Template | int] = {}
-        self._unproven: dict[tuple[Any, ...], tuple[str, Template]] = {}
+        self._kinds: dict[tuple[Any, ...], Kind | int] = {}
+        self._unproven: dict[tuple[Any, ...], tuple[str, Kind]] = {}
 
-    def publish(self, producer: Any, call: Call) -> int | None:
-        """Publish a task.
+    def known(self, call: Call) -> Kind | int | None:
+        """Return the kind of a call's message, or why ``send_task`` must make it.
 
-        :param producer: its attribute ``seen`` is None, or a list to which it appends what it is
-            given to publish.
-        :returns: the index in :data:`REASONS` of the reason why ``send_task`` made the message;
-            None if it came from a template.
+        It is an index in :data:`REASONS`. None if the kind is not known yet.
         """
-        kind = call.kind
-        known = self._kinds.get(kind)
+        known = self._kinds.get(call.kind)
         if known is None:
             known = self._reason if self._reason is not None else _reason_of_task(self._app, call)
             if known is not None:
-                self._keep(kind, known)
-        reason = known if isinstance(known, int) else self._reason_of_row(call)
+                self._keep(call.kind, known)
+        if isinstance(known, int) or not (call.headers or call.expires):
+            return known
+        reason = self._reason_of_row(call, known)
+        return known if reason is None else reason
+
+    def publish(self, producer: Any, call: Call, reason: int | None) -> None:
+        """Publish a task whose message is of no kind that is known.
+
+        :param producer: its attribute ``made`` is None, or a list to which it appends each
+            :class:`Made` that it is given to publish.
+        :param reason: why ``send_task`` must make it; None if its kind can be learnt from it.
+        """
         if reason is not None:
             call.send(self._app, producer)
-        elif isinstance(known, Template):
-            known.publish(producer, call)
         else:
-            self._learn(producer, call, kind)
-        return reason
+            self._learn(producer, call)
 
-    def _reason_of_row(self, call: Call) -> int | None:
-        if call.headers and not self._own.isdisjoint(call.headers):
-            return HEADERS
+    def _reason_of_row(self, call: Call, known: Kind | None) -> int | None:
+        if call.headers:
+            create = self._app.amqp.create_task_message
+            names = known.names if known is not None else create("", "").headers.keys()
+            if not names.isdisjoint(call.headers):
+                return HEADERS
         if call.expires is not None and call.expires < self._app.now():
             return EXPIRED
         return None
 
-    def _learn(self, producer: Any, call: Call, kind: tuple[Any, ...]) -> None:
+    def _learn(self, producer: Any, call: Call) -> None:
         """Publish by ``send_task``: the first call makes a template, the second proves it."""
-        seen: list[Published] = []
-        producer.seen = seen
+        kind, seen = call.kind, list[Made]()
+        producer.made = seen
         try:
             call.send(self._app, producer)
         finally:
-            producer.seen = None
+            producer.made = None
         first, template = self._unproven.get(kind, (None, None))
         try:
+            [made] = seen
             if template is None:
                 if len(self._unproven) >= _KINDS:
                     self._unproven.clear()
-                self._unproven[kind] = call.task_id, Template(self._app, call, seen)
+                self._unproven[kind] = call.task_id, Kind(self._app, call, made)
             # The same row may be sent again; it does not prove the template.
             elif first != call.task_id:
-                template.check(call, seen)
+                template.check(call, made)
                 self._keep(kind, template)
         except (_DifferentError, LookupError, TypeError, ValueError):
             self._keep(kind, DIFFERENT)
 
-    def _keep(self, kind: tuple[Any, ...], known: Template | int) -> None:
+    def _keep(self, kind: tuple[Any, ...], known: Kind | int) -> None:
         if len(self._kinds) >= _KINDS:
             self._kinds.clear()
         self._unproven.pop(kind, None)
@@ -296,6 +283,34 @@ class Compiler:
 
 class _DifferentError(Exception):
     """A message differs from its template."""
+
+
+def _json_encoder() -> Callable[[Any], str]:
+    """Return ``json.dumps``, but for what that makes anew at each call, if it is CPython's."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return json.dumps
+    escape, plain = json.encoder.encode_basestring_ascii, json.JSONEncoder()
+    encode = make(None, plain.default, escape, None, ": ", ", ", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_to_json = _json_encoder()
+
+
+def _encoder(properties: dict[str, Any], compression: str | None) -> Callable[[Any], bytes]:
+    """Return what encodes the bodies of a kind, as its message has been."""
+    kind, encoding = properties["content_type"], properties["content_encoding"]
+    serializer = registry.type_to_name[kind]
+    # Kombu makes an encoder for each message, which differs for no value that comes from JSON.
+    is_json = registry._encoders[serializer].encoder is kombu.utils.json.dumps  # noqa: SLF001
+
+    def encoded(body: Any) -> bytes:
+        text = _to_json(body) if is_json else dumps(body, serializer=serializer)[2]
+        data: bytes = text.encode(encoding) if isinstance(text, str) else text
+        return compress(data, compression)[0] if compression else data
+
+    return encoded
 
 
 def _reason_of_application(app: Celery) -> int | None:
@@ -315,11 +330,13 @@ def _reason_of_application(app: Celery) -> int | None:
         and all(type(maybe_evaluate(route)) is MapRoute for route in router.routes)
     ):
         return ROUTER
+    if app.conf.task_send_sent_event:
+        return EVENT
     return None if app.current_worker_task is None else WORKER
 
 
 def _reason_of_task(app: Celery, call: Call) -> int | None:
-    if signals.before_task_publish.has_listeners(call.name):
+    if any(signal.has_listeners(call.name) for signal in _SIGNALS):
         return HANDLER
     # As in send_task, which does not need a finalized application.
     task = app._tasks.get(call.name)  # noqa: SLF001

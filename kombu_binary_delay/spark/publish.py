@@ -21,9 +21,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
+
+from kombu_binary_delay.ladder.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number, check_whole
@@ -37,6 +40,7 @@ from .tables import Place, append, existing, read
 logger = logging.getLogger(__name__)
 
 _REASON = "reason"
+_TIME = pa.timestamp("us", "UTC")
 _SENT_COLUMNS = (
     "key string, task_id string, task string, args string, kwargs string, eta bigint, "
     "countdown double, queue string, exchange string, routing_key string, priority int, "
@@ -186,7 +190,9 @@ def publish(
         return rows.withColumn("fate", fate), done is not None
 
     if dry_run:
-        return _counted(marked()[0])
+        rows, _ = marked()
+        counts = rows.groupBy("fate", "action").agg(F.count("*").alias("rows"))
+        return _counted(rows, counts.collect())
     longest = patience + _GROWTH * slice_seconds
     staging = Staging(spark, Place.parse(receipts), job_uuid(job_id), longest)
     staging.claim()
@@ -258,7 +264,12 @@ def _run(
     order = (F.col("fate") != "ready", F.col("action") == s.PUBLISH, "due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     staged = staging.store(placed.withColumn("place", F.monotonically_increasing_id()))
-    progress = _counted(staged)
+    # Within a part, places follow each other.
+    groups = staged.groupBy("fate", "action", F.shiftright("place", 33))
+    figures = F.min("place").alias("first"), F.count("*").alias("rows")
+    parts = groups.agg(*figures).collect()
+    staging.check_stored(sum(each["rows"] for each in parts))
+    progress = _counted(staged, parts)
     if progress.rejected:
         rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
@@ -269,7 +280,7 @@ def _run(
         append(rejected, run.rejects or str(Place.parse(run.receipts).beside("rejects")))
     report(progress)
     begin = time.monotonic()
-    for part in _slices(staged, run):
+    for part in _slices(staged, parts, run):
         is_first = not progress.confirmed
         target = replace(run.target, patience=min(run.target.patience, _AT_FIRST))
         counts = _publish_slice(part, run, target if is_first else run.target)
@@ -397,20 +408,25 @@ def _compared(prepared: DataFrame, done: DataFrame | None, max_age: int) -> Data
     ).drop(*_DONE)
 
 
-def _counted(marked: DataFrame) -> Progress:
-    counted = marked.groupBy("fate", "action").count().collect()
+def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
+    """Return what is to be done.
+
+    :param groups: how many rows have each fate and action, also in several parts.
+    """
     counts: Counter[str] = Counter()
-    for row in counted:
-        counts[row["fate"]] += row["count"]
-    amended = {row["action"]: row["count"] for row in counted if row["fate"] == "ready"}
+    amended: Counter[str] = Counter()
+    for row in groups:
+        counts[row["fate"]] += row["rows"]
+        if row["fate"] == "ready":
+            amended[row["action"]] += row["rows"]
     return Progress(
-        to_cancel=amended.get(s.CANCEL, 0),
-        to_reschedule=amended.get(s.RESCHEDULE, 0),
-        remaining=counts.get("ready", 0),
-        rejected=counts.get("rejected", 0),
-        already=counts.get("already", 0),
-        later=counts.get("later", 0),
-        rejections=_rejections(marked) if counts.get("rejected") else {},
+        to_cancel=amended[s.CANCEL],
+        to_reschedule=amended[s.RESCHEDULE],
+        remaining=counts["ready"],
+        rejected=counts["rejected"],
+        already=counts["already"],
+        later=counts["later"],
+        rejections=_rejections(marked) if counts["rejected"] else {},
     )
 
 
@@ -422,7 +438,7 @@ def _rejections(marked: DataFrame) -> dict[str, int]:
     return {row["reason"]: row["count"] for row in most}
 
 
-def _slices(staged: DataFrame, run: _Run) -> Iterator[DataFrame]:
+def _slices(staged: DataFrame, parts: list[Row], run: _Run) -> Iterator[DataFrame]:
     """Yield slices by due time, the earliest first; rows with the same due time go by their id.
 
     Each takes about as long as it should, by the pace of the one before, which has been published
@@ -430,11 +446,12 @@ def _slices(staged: DataFrame, run: _Run) -> Iterator[DataFrame]:
     """
     ready = staged.where("fate = 'ready'")
     place, is_publish = F.col("place"), F.col("action") == s.PUBLISH
-    # Within a part, places follow each other.
-    runs = ready.groupBy(is_publish.alias("is_publish"), F.shiftright("place", 33).alias("part"))
-    runs_of = runs.agg(F.min("place").alias("first"), F.count("*").alias("rows")).collect()
     for kind in (False, True):
-        rest = sorted((row["first"], row["rows"]) for row in runs_of if row["is_publish"] is kind)
+        rest = sorted(
+            (row["first"], row["rows"])
+            for row in parts
+            if row["fate"] == "ready" and (row["action"] == s.PUBLISH) is kind
+        )
         rows = _FIRST_ROWS * run.publishers
         while rest:
             if kind and run.max_rate is not None:
@@ -481,23 +498,13 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        attempt = context.attemptNumber() if context else 0
-
-        def receipts(finished: list[Sent]) -> pa.RecordBatch:
-            reasons = pa.array([sent.reason for sent in finished], pa.int32())
-            made = receipts_of(finished, job_id, partition, attempt)
-            return pa.RecordBatch.from_arrays(
-                [*made.columns, reasons], names=[*made.schema.names, _REASON]
-            )
-
-        rows = (row for batch in batches for row in batch.to_pylist())
+        task = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
         try:
-            for finished in Sender(target).send([rows]):
-                yield receipts(finished)
+            for batch, sent in Sender(target).send(batches):
+                yield receipts_of(batch, sent, job_id, target.ladder(), task)
         except LOST as exc:
             # No error of Spark's, which would try it again and again.
-            yield receipts([Sent({}, None, status=_UNREACHABLE, detail=str(exc))])
+            yield _unreachable(exc)
 
     return rows.mapInArrow(send, f"{s.RECEIPTS}, {_REASON} int")
 
@@ -529,24 +536,52 @@ def _count(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
 
 
-def receipts_of(finished: list[Sent], job_id: str, partition: int, attempt: int) -> pa.RecordBatch:
-    """Return receipts as a batch for Spark."""
-    when = pa.timestamp("us", "UTC")
-    number = len(finished)
-    return pa.RecordBatch.from_pydict(
-        {
-            "job_id": pa.array([job_id] * number, pa.string()),
-            "key": pa.array([sent.row.get("key") for sent in finished], pa.string()),
-            "task_id": pa.array([sent.row.get("task_id") for sent in finished], pa.string()),
-            "task": pa.array([sent.row.get("task") for sent in finished], pa.string()),
-            "queue": pa.array([sent.queue for sent in finished], pa.string()),
-            "due": pa.array([sent.due for sent in finished], when),
-            "published_at": pa.array([sent.published_at for sent in finished], when),
-            "hops": pa.array([sent.hops for sent in finished], pa.int32()),
-            "partition": pa.array([partition] * number, pa.int32()),
-            "attempt": pa.array([attempt] * number, pa.int32()),
-            "status": pa.array([sent.status for sent in finished], pa.string()),
-            "detail": pa.array([sent.detail for sent in finished], pa.string()),
-            "action": pa.array([sent.action for sent in finished], pa.string()),
-        }
-    )
+def receipts_of(
+    batch: pa.RecordBatch, rows: list[Sent], job_id: str, ladder: Ladder, task: tuple[int, int]
+) -> pa.RecordBatch:
+    """Return the receipts of a batch's rows, as far as they have an outcome, as a batch for Spark.
+
+    The last column has the reason why ``send_task`` made a message, if it did.
+
+    :param task: the partition and the attempt of Spark's task.
+    """
+    due = pa.array([sent.due for sent in rows], pa.int64())
+    at = pa.array([sent.published_at for sent in rows], pa.int64())
+    queue = pa.array([sent.queue for sent in rows], pa.string())
+    status = pa.array([sent.status for sent in rows], pa.string())
+    columns = {
+        "job_id": pa.repeat(job_id, len(rows)),
+        **{name: batch.column(name) for name in ("key", "task_id", "task")},
+        "queue": queue,
+        "due": due.cast(_TIME),
+        "published_at": at.cast(_TIME),
+        "hops": pc.if_else(queue.is_valid(), _hops(ladder, due, at), None),
+        "partition": pa.repeat(pa.scalar(task[0], pa.int32()), len(rows)),
+        "attempt": pa.repeat(pa.scalar(task[1], pa.int32()), len(rows)),
+        "status": status,
+        "detail": pa.array([sent.detail for sent in rows], pa.string()),
+        "action": batch.column("action"),
+        _REASON: pa.array([sent.reason for sent in rows], pa.int32()),
+    }
+    return pa.RecordBatch.from_pydict(columns).filter(status.is_valid())
+
+
+def _unreachable(exc: BaseException) -> pa.RecordBatch:
+    """Return what stands for the receipts that are missing since the broker was lost."""
+    kinds = {"int": pa.int32(), "string": pa.string(), "timestamp_ltz": _TIME}
+    columns = (column.split() for column in f"{s.RECEIPTS}, {_REASON} int".split(", "))
+    schema = pa.schema([(name, kinds[kind]) for name, kind in columns])
+    row = {"status": _UNREACHABLE, "detail": str(exc)}
+    return pa.RecordBatch.from_pylist([row], schema)
+
+
+def _hops(ladder: Ladder, due: pa.Array, at: pa.Array) -> pa.Array:
+    """Return in how many queues each message waits."""
+    tick = ladder.tick * 1000
+    delays = pc.max_element_wise(pc.subtract(due, at), 0, skip_nulls=False)
+    rest, hops = pc.divide(pc.add(delays, tick - 1), tick), pa.scalar(0, pa.int32())
+    for radix in reversed(ladder.radices):
+        above = pc.divide(rest, radix)
+        waits = pc.not_equal(rest, pc.multiply(above, radix))
+        rest, hops = above, pc.add(hops, waits.cast(pa.int32()))
+    return hops

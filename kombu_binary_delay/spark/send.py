@@ -1,6 +1,7 @@
-"""Send rows as messages on an executor, in windows, each with its outcome. Does not import Spark.
+"""Send rows as messages on an executor, each with its outcome. Does not import Spark.
 
-Rows that cancel or reschedule a task become records of amendments, many at once.
+Rows come as Arrow's batches, a column at a time, and those that cancel or reschedule a task become
+records of amendments, many at once.
 
 Each message is what the application's ``send_task`` makes, so it is what a web server would have
 sent. If the connection breaks, the sender reconnects and sends unconfirmed messages again: a
@@ -19,15 +20,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib import import_module
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import amqp
 import kombu
+import pyarrow as pa
 from amqp.exceptions import FrameSyntaxError, NotFound
 from celery import Celery
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import KombuError
 
+from kombu_binary_delay.amendments.record import KEY, REPLACES
 from kombu_binary_delay.celery_side.urls import check_url
 from kombu_binary_delay.errors import (
     AmendmentError,
@@ -36,8 +40,9 @@ from kombu_binary_delay.errors import (
     TopologyError,
     UnconfirmedError,
 )
+from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import JITTER, jitter_of, spread
-from kombu_binary_delay.ladder.ladder import Ladder, hops
+from kombu_binary_delay.ladder.ladder import Ladder
 from kombu_binary_delay.publishing.batch import (
     CONFIRMED,
     DISCARDED,
@@ -47,7 +52,9 @@ from kombu_binary_delay.publishing.batch import (
     Outcome,
     PublishBatch,
 )
-from kombu_binary_delay.settings import KEY, Settings, milliseconds
+from kombu_binary_delay.publishing.template import OfKind, Run
+from kombu_binary_delay.settings import KEY as SETTINGS_KEY
+from kombu_binary_delay.settings import Settings, milliseconds
 from kombu_binary_delay.wire.draining import PATIENT
 from kombu_binary_delay.wire.executor import is_deleted
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
@@ -55,16 +62,19 @@ from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 from . import schema as s
 from .amend import writes
 from .checks import check_number
-from .compiled import Call, Compiler
+from .compiled import Call, Compiler, Kind, Made
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
+#: How many messages are made by templates at once.
+_RUN = 100
+#: The headers of a message that supersedes others.
+_KEYED = frozenset((KEY, REPLACES))
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
+_scan: Any = json.decoder.JSONDecoder().scan_once  # type: ignore[attr-defined] # of C
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NAMES = ("queue", "exchange", "routing_key")
-_OPTIONS = (*_NAMES, "priority")
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: The same for what the batch gave up while the connection works. What is unknown there is only
 #: whether the broker has the record of what a message supersedes; it has the message.
@@ -133,7 +143,7 @@ class Target:
     def transport_options(self) -> dict[str, Any]:
         """Return the transport's options: the application's, overridden by our settings."""
         options = dict(self.application().conf.broker_transport_options)
-        return options if self.settings is None else {**options, KEY: self.settings}
+        return options if self.settings is None else {**options, SETTINGS_KEY: self.settings}
 
     def transport_settings(self) -> Settings:
         """Return the transport's settings, checked."""
@@ -148,26 +158,53 @@ class Target:
         return milliseconds(self.transport_settings().amendments_max_age)
 
 
-@dataclass(eq=False)
+class Row(NamedTuple):
+    """A row; times are in microseconds since the epoch, and arguments and headers are JSON.
+
+    With the ``action`` "cancel" or "reschedule" it amends the task with its id; ``eta`` is then
+    when the task is due, if that is known, or will be.
+    """
+
+    task_id: str
+    task: str = ""
+    queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    priority: int | None = None
+    args: str | None = None
+    kwargs: str | None = None
+    headers: str | None = None
+    eta: int | None = None
+    #: In seconds.
+    countdown: float | None = None
+    expires: int | None = None
+    due: int | None = None
+    action: str | None = None
+
+
 class Sent:
     """A row that is being sent, and the values of its receipt."""
 
-    row: dict[str, Any]
-    asked: int | None  # the due time in the row, in microseconds as all times here; None if none
-    #: How much later it arrives, on purpose.
-    jitter: int = 0
-    published_at: int | None = None
-    queue: str | None = None
-    hops: int | None = None
-    status: str | None = None
-    detail: str | None = None
-    #: Why ``send_task`` made its message: an index in ``REASONS``; None if a template made it.
-    reason: int | None = None
+    __slots__ = ("asked", "detail", "jitter", "published_at", "queue", "reason", "row", "status")
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        #: The due time in the row; None if none, and before a countdown has begun.
+        self.asked = row.eta if row.countdown is None else None
+        #: How much later it arrives, on purpose.
+        self.jitter = 0
+        #: When it was begun, or recorded; None before.
+        self.published_at: int | None = None
+        self.queue: str | None = None
+        self.status: str | None = None
+        self.detail: str | None = None
+        #: Why ``send_task`` made its message: an index in ``REASONS``; None if a template made it.
+        self.reason: int | None = None
 
     @property
     def action(self) -> str:
         """What the row does."""
-        return self.row.get("action") or s.PUBLISH
+        return self.row.action or s.PUBLISH
 
     @property
     def due(self) -> int | None:
@@ -198,8 +235,10 @@ class _Producer(kombu.Producer):
     #: The row whose message comes next; None after it.
     current: Sent | None = None
     #: The messages that it is given to publish; None if they are not needed.
-    seen: list[Any] | None = None
+    made: list[Made] | None = None
     patience: float
+    #: How many messages are made by templates at once.
+    run: int
     #: Declared entities by id, each with the broker's refusal if it refused.
     declared: dict[int, tuple[Any, _Refusal | None]]
     #: Sends all that is held; it is called before a wait.
@@ -208,9 +247,6 @@ class _Producer(kombu.Producer):
     waits_until: float = math.inf
 
     def publish(self, body: Any, **options: Any) -> Any:
-        if self.seen is not None:
-            # Kombu changes the headers when it compresses.
-            self.seen.append((body, {**options, "headers": dict(options["headers"] or {})}))
         # The sender does the retries, because it knows all messages in the window.
         return super().publish(body, **{**options, "retry": False})
 
@@ -233,20 +269,16 @@ class _Producer(kombu.Producer):
         message = self.channel.prepare_message(
             body, priority, content_type, content_encoding, headers, properties
         )
-        for entity in declare:
-            # Once, and in a way that also remembers a refusal.
-            known, refusal = self.declared.get(id(entity), (None, None))
-            if known is not entity or (refusal and time.monotonic() > refusal.until):
-                refusal = self._declare(entity, was_refused=known is entity)
-                self.declared[id(entity)] = entity, refusal
-            if refusal:
-                raise TopologyError(refusal.reason)
+        if self.made is not None:
+            made = dict(message.properties), Destination(exchange, routing_key), list(declare or ())
+            self.made.append(Made(message.body, *made))
+        self.declare(declare)
         sent, self.current = self.current, None
         if sent is None:
             # Celery's task-sent event. Often no queue receives it.
             self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
             return
-        sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
+        sent.queue = _place(exchange, routing_key)
         # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
         # broker can be away without an error.
         self.batch.publish(
@@ -257,6 +289,19 @@ class _Producer(kombu.Producer):
             confirm_timeout=self.patience,
             tag=sent,
         )
+
+    def declare(self, entities: Iterable[Any]) -> None:
+        """Declare what a message is published to, once, and in a way that remembers a refusal.
+
+        :raises TopologyError: if the broker has refused it.
+        """
+        for entity in entities or ():
+            known, refusal = self.declared.get(id(entity), (None, None))
+            if known is not entity or (refusal and time.monotonic() > refusal.until):
+                refusal = self._declare(entity, was_refused=known is entity)
+                self.declared[id(entity)] = entity, refusal
+            if refusal:
+                raise TopologyError(refusal.reason)
 
     def _declare(self, entity: Any, *, was_refused: bool) -> _Refusal | None:
         """Declare; return the broker's refusal, or None.
@@ -293,21 +338,18 @@ class _Producer(kombu.Producer):
 
 @dataclass
 class Sender:
-    """Sends rows, and returns each with its status when the broker has answered.
-
-    A row is a mapping with ``task_id``, ``task``, ``eta`` (microseconds since the epoch) or
-    ``countdown`` (seconds), and optionally ``args`` and ``kwargs`` (JSON), ``queue``,
-    ``exchange``, ``routing_key``, ``priority``, ``expires`` (microseconds since the epoch) and
-    ``headers`` (JSON). With the ``action`` "cancel" or "reschedule" it amends the task with its id;
-    ``eta`` is then when the task is due, if that is known, or will be.
-    """
+    """Sends rows, and returns each with its status when the broker has answered."""
 
     target: Target
-    _finished: list[Sent] = field(default_factory=list)
-    #: Rows that are under way: begun, without an outcome. After a lost connection, they are resent.
-    _held: dict[int, Sent] = field(default_factory=dict)
+    #: The rows of the batch, and how many have begun; those without a status are under way. After
+    #: a lost connection, they are resent.
+    _rows: list[Sent] = field(default_factory=list)
+    _begun: int = 0
     #: Of rows under way that the batch gave up: because of the row, or because of the connection.
     _given_up: list[Outcome] = field(default_factory=list)
+    #: Rows under way whose messages templates make, and what was sent of them.
+    _of_kinds: list[tuple[Sent, OfKind]] = field(default_factory=list)
+    _runs: list[tuple[list[Sent], Run]] = field(default_factory=list)
     #: Rows under way that are to be recorded as amendments.
     _to_record: list[Sent] = field(default_factory=list)
     _record_by: float = 0.0
@@ -316,37 +358,31 @@ class Sender:
     _connection: Any = None
     _producer: Any = None
 
-    def send(self, batches: Iterable[Iterable[dict[str, Any]]]) -> Iterator[list[Sent]]:
-        """Send rows in their order; from time to time, yield those that have an outcome.
+    def send(
+        self, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[pa.RecordBatch, list[Sent]]]:
+        """Send rows in their order; yield each batch with its rows when they have an outcome.
 
-        :param batches: the rows. All rows of a batch have an outcome before the next batch is asked
-            for, which can take long.
-        :raises OperationalError: if the broker is unreachable for longer than the patience.
+        :param batches: rows with the columns of :class:`Row`.
+        :raises OperationalError: if the broker is unreachable for longer than the patience. The
+            rows of the batch have been yielded by then, those without an outcome, too.
         """
         self._app = self.target.application()
-        settings = self.target.transport_settings()
-        self._ladder, self._jitter = settings.topology().ladder, settings.jitter
+        self._jitter = self.target.transport_settings().jitter
         self._compiler = Compiler(self._app)
         if not self._app.conf.broker_transport:
             # Celery asks the app's configured transport, not our connection, whether it can delay.
             self._app.conf.broker_transport = TRANSPORT
+        pace = _Pace(self.target.rate)
         try:
-            pace = _Pace(self.target.rate)
             for batch in batches:
-                for row in batch:
-                    # Cancellations are a thousand to a message.
-                    is_paced = row.get("action") != s.CANCEL
-                    if self._to_record:
-                        rest = pace.rest() if is_paced else 0.0
-                        if time.monotonic() + rest > self._record_by:
-                            self._try(self._record)
-                    if is_paced:
-                        pace.wait()
-                    self._try(self._send, self._read(row))
-                    if len(self._finished) >= WINDOW:
-                        yield self._take()
-                self._try(self._flush)
-                yield self._take()
+                self._rows, self._begun = [Sent(row) for row in _rows_of(batch)], 0
+                try:
+                    self._send_all(pace)
+                except LOST:
+                    yield batch, self._rows
+                    raise
+                yield batch, self._rows
         except BaseException as exc:
             # An interrupt must not wait for the broker, either.
             lost = *_lost(), BinaryDelayError
@@ -355,35 +391,35 @@ class Sender:
         finally:
             self._disconnect()
 
+    def _send_all(self, pace: _Pace) -> None:
+        for sent in self._rows:
+            # Cancellations are a thousand to a message.
+            is_paced = sent.row.action != s.CANCEL
+            if self._to_record:
+                rest = pace.rest() if is_paced else 0.0
+                if time.monotonic() + rest > self._record_by:
+                    self._try(self._record)
+            if is_paced:
+                pace.wait()
+            self._begun += 1
+            try:
+                self._send(sent)
+            except _lost() as exc:
+                self._recover(exc)
+            if self._given_up:
+                self._finish_given_up()
+        self._try(self._flush)
+
     # -- one message ---------------------------------------------------------------------------
 
-    def _read(self, row: dict[str, Any]) -> Sent:
-        if row.get("countdown") is not None:
-            # The countdown starts here, and has the precision of a float.
-            return Sent(row, time.time_ns() // 1000 + round(row["countdown"] * 1_000_000))
-        return Sent(row, row.get("eta"))
-
     def _send(self, sent: Sent) -> None:
-        self._held[id(sent)] = sent
         if sent.action != s.PUBLISH:
             self._amend(sent)
             return
-        row, producer = sent.row, self._connected()
         while True:
-            producer.current = sent
             sent.published_at = time.time_ns() // 1000
             try:
-                if sent.asked is None:
-                    raise DelayError("neither eta nor countdown")
-                call = _call(row, sent.asked)
-                # As the transport does, by the same headers.
-                jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
-                sent.jitter = spread(call.task_id, jitter)
-                delay = max(0, sent.asked + sent.jitter - sent.published_at) / 1000
-                sent.hops = hops(self._ladder.digits(delay))
-                sent.reason = self._compiler.publish(producer, call)
-                # Celery ignores an error that ends the batch while it takes an event.
-                producer.batch.check()
+                self._publish(self._connected(), sent)
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
@@ -395,6 +431,77 @@ class Sender:
                 self._end_if_unanswered(exc)
                 self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
             return
+
+    def _publish(self, producer: _Producer, sent: Sent) -> None:
+        row = sent.row
+        if sent.asked is None:
+            if row.countdown is None:
+                raise DelayError("neither eta nor countdown")
+            # It starts here, and has the precision of a float.
+            sent.asked = time.time_ns() // 1000 + round(row.countdown * 1_000_000)
+        call = _call(row, sent.asked)
+        if self._jitter or call.headers:
+            # As the transport does, by the same headers.
+            jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
+            sent.jitter = spread(call.task_id, jitter)
+        known = self._compiler.known(call)
+        if isinstance(known, Kind):
+            self._fill(producer, sent, known, call)
+            return
+        producer.current, sent.reason = sent, known
+        self._compiler.publish(producer, call, known)
+        # Celery ignores an error that ends the batch while it takes an event.
+        producer.batch.check()
+
+    def _fill(self, producer: _Producer, sent: Sent, kind: Kind, call: Call) -> None:
+        """Publish a message of a kind, soon."""
+        producer.declare(kind.declare)
+        sent.queue = kind.place
+        if kind.on_call is not None:
+            kind.on_call(producer, call.task_id)
+        message = (kind.template, *kind.fill(call), sent.asked)
+        if call.headers and not _KEYED.isdisjoint(call.headers):
+            # Its record is to be written, too.
+            template, body, headers, properties, _ = message
+            one = amqp.Message(body)
+            one.properties = template.read(headers, properties)
+            producer.batch.publish(
+                one,
+                *template.destination,
+                mandatory=True,
+                confirm_timeout=producer.patience,
+                tag=sent,
+            )
+            return
+        self._of_kinds.append((sent, message))
+        if len(self._of_kinds) >= producer.run:
+            self._send_run()
+
+    def _send_run(self) -> None:
+        """Send the messages that templates make."""
+        if not self._of_kinds:
+            return
+        run = Run([message for _, message in self._of_kinds])
+        self._runs.append(([sent for sent, _ in self._of_kinds], run))
+        self._of_kinds.clear()
+        producer = self._connected()
+        producer.batch.fill(run, mandatory=True, confirm_timeout=producer.patience)
+
+    def _take_outcomes(self, *, is_connected: bool = True) -> None:
+        """Take the outcomes of the messages that templates have made.
+
+        :param is_connected: whether the connection works: each message that was given up had its
+            own reason then.
+        """
+        runs, self._runs = self._runs, []
+        for sents, run in runs:
+            for place, (sent, state) in enumerate(zip(sents, run.states, strict=True)):
+                if state == CONFIRMED:
+                    sent.status = s.PUBLISHED
+                elif state in _STATUS or (is_connected and state is not None):
+                    _, text = run.replies[place]
+                    status = _STATUS.get(state) or _STATUS_OF_GIVEN_UP[state]
+                    self._finish(sent, status, text or None)
 
     def _amend(self, sent: Sent) -> None:
         if not self._to_record:
@@ -447,15 +554,15 @@ class Sender:
         return True
 
     def _flush(self) -> None:
+        self._send_run()
         if self._to_record:
             self._record()
         if self._producer is not None:
             self._producer.batch.flush()
+            self._take_outcomes()
 
     def _finish(self, sent: Sent, status: str, detail: str | None = None) -> None:
-        del self._held[id(sent)]
         sent.status, sent.detail = status, detail
-        self._finished.append(sent)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         sent: Sent | None = outcome.tag
@@ -467,18 +574,18 @@ class Sender:
         else:
             self._given_up.append(outcome)
 
-    def _take(self) -> list[Sent]:
-        taken, self._finished = self._finished, []
-        return taken
-
     # -- and when the connection breaks --------------------------------------------------------
 
-    def _try(self, call: Callable[..., None], *given: Sent) -> None:
+    def _try(self, call: Callable[[], None]) -> None:
         try:
-            call(*given)
+            call()
         except _lost() as exc:
             self._recover(exc)
-        self._finish_given_up()
+        if self._given_up:
+            self._finish_given_up()
+
+    def _under_way(self) -> list[Sent]:
+        return [sent for sent in self._rows[: self._begun] if sent.status is None]
 
     def _finish_given_up(self) -> None:
         # The connection works, so each row that was given up had its own reason.
@@ -492,7 +599,7 @@ class Sender:
         while True:
             self._disconnect(lost=not _is_refusal(cause))
             # Without those that have got an answer until then.
-            held = list(self._held.values())
+            held = self._under_way()
             logger.warning("%s messages are to be sent again: %s", len(held), cause)
             try:
                 for sent in held:
@@ -502,7 +609,7 @@ class Sender:
                         self._send(sent)
                 self._flush()
             except _lost() as exc:
-                if len(self._held) < len(held):
+                if len(self._under_way()) < len(held):
                     deadline = time.monotonic() + self.target.patience
                 if time.monotonic() > deadline:
                     raise
@@ -539,6 +646,7 @@ class Sender:
             self._producer.declared = {}
             self._producer.settle = self._flush
             window = WINDOW if target.rate is None else max(1, min(WINDOW, int(target.rate / 10)))
+            self._producer.run = min(_RUN, window)
             self._producer.batch = PublishBatch(channel, window, self._on_outcome)
         producer: _Producer = self._producer
         return producer
@@ -549,6 +657,7 @@ class Sender:
         connection, self._connection = self._connection, None
         # They are still under way.
         self._to_record.clear()
+        self._of_kinds.clear()
         if lost and connection is not None and connection.connected:
             # A broker that confirms nothing does not answer a close either.
             connection.connection.collect()
@@ -557,6 +666,7 @@ class Sender:
             producer.batch.close()
             # Because of the connection: the row is still under way.
             self._given_up.clear()
+            self._take_outcomes(is_connected=False)
         if connection is not None:
             connection.release()
 
@@ -599,35 +709,49 @@ def _is_refusal(exc: BaseException) -> bool:
     return isinstance(exc.__cause__, amqp.ChannelError)
 
 
-def _call(row: dict[str, Any], due: int) -> Call:
-    get = row.get
-    options = {name: row[name] for name in _OPTIONS if get(name) is not None}
-    for name in _NAMES:
-        if name in options and len(str(options[name]).encode()) > s.LONGEST_NAME:
-            raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
-    headers = None if get("headers") is None else _loaded(row, "headers", dict, "object")
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Return the rows of a batch."""
+    columns: list[Iterable[Any]] = []
+    for name in Row._fields:
+        columns.append(repeat(None, batch.num_rows))
+        if name in batch.schema.names:
+            column = batch.column(name)
+            if column.null_count < len(column):
+                columns[-1] = column.to_pylist()
+    return map(Row, *columns)
+
+
+def _place(exchange: str, routing_key: str) -> str:
+    """Return the queue of a receipt."""
+    return f"{exchange}/{routing_key}" if exchange else routing_key
+
+
+def _call(row: Row, due: int) -> Call:
+    headers = None if row.headers is None else _loaded(row.headers, "headers", dict, "object")
     if headers:
         for name in s.RESERVED_HEADERS:
             if name in headers:
                 raise DelayError(f"headers has {name!r}, which is set by the row")
     return Call(
-        row["task"],
-        row["task_id"],
-        _loaded(row, "args", list, "array"),
-        _loaded(row, "kwargs", dict, "object"),
-        _time(due),
-        None if get("expires") is None else _time(row["expires"]),
+        *row[:6],
+        [] if row.args is None else _loaded(row.args, "args", list, "array"),
+        {} if row.kwargs is None else _loaded(row.kwargs, "kwargs", dict, "object"),
         headers,
-        options,
+        _time(due),
+        None if row.expires is None else _time(row.expires),
     )
 
 
-def _loaded(row: dict[str, Any], name: str, kind: type, word: str) -> Any:
-    if row.get(name) is None:
-        return kind()
-    loaded = json.loads(row[name])
+def _loaded(text: str, name: str, kind: type, word: str) -> Any:
+    # Without what json.loads does around it, for text without white space around it.
+    try:
+        loaded, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    if end != len(text):
+        loaded = json.loads(text)
     if not isinstance(loaded, kind):
-        raise DelayError(f"{name} must be a JSON {word}, got {row[name]!r}")
+        raise DelayError(f"{name} must be a JSON {word}, got {text!r}")
     return loaded
 
 

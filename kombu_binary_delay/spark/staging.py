@@ -51,6 +51,8 @@ class Staging:
     longest: float
     _run: str = field(default_factory=lambda: uuid4().hex)
     _signed: float = 0.0
+    #: How many rows were stored as files, if that is known.
+    _written: int | None = None
     _owner: str = field(default_factory=lambda: f"{socket.gethostname()}/{os.getpid()}")
 
     def claim(self) -> None:
@@ -92,10 +94,7 @@ class Staging:
         self._sign(_ENDED)
 
     def store(self, df: DataFrame) -> DataFrame:
-        """Store the job's rows, and return them as they are stored.
-
-        :raises ValueError: if the rows are not seen where they were written.
-        """
+        """Store the job's rows, and return them as they are stored; see :meth:`check_stored`."""
         place = self._place("rows")
         if place.is_table:
             delete(self.session, place)
@@ -104,16 +103,21 @@ class Staging:
         seen = Observation()
         df = df.observe(seen, F.count("*").alias("rows"))
         df.write.mode("overwrite").parquet(place.where)
-        stored = self.session.read.schema(df.schema).parquet(place.where)
         # Over Spark Connect, a server that is busy ends the command without what was observed.
-        written, there = seen.get.get("rows"), stored.count()
-        if written not in (there, None):
+        self._written = seen.get.get("rows")
+        return self.session.read.schema(df.schema).parquet(place.where)
+
+    def check_stored(self, there: int) -> None:
+        """Check that as many rows are there as were written.
+
+        :raises ValueError: if not.
+        """
+        if self._written not in (there, None):
             raise ValueError(
-                f"of {written:,} rows that Spark has written to {place.where}, {there:,} are "
-                f"there: name a place that the driver and all executors see as one, such as one "
-                f"of HDFS or S3"
+                f"of {self._written:,} rows that Spark has written to {self._place('rows').where}, "
+                f"{there:,} are there: name a place that the driver and all executors see as one, "
+                f"such as one of HDFS or S3"
             )
-        return stored
 
     def drop(self) -> None:
         """Delete all that the job's runs have kept here."""

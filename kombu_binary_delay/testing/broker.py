@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from kombu_binary_delay.ladder.envelope import further_keys
-from kombu_binary_delay.ladder.parts import Binding, Exchange
+from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
 from kombu_binary_delay.ladder.simulate import route_message
 
 #: What a RabbitMQ says of itself when a client connects.
@@ -39,7 +39,6 @@ BUILT_IN = {
     "amq.match": "headers",
     "amq.topic": "topic",
 }
-TYPES = ("direct", "fanout", "headers", "topic")
 #: How often a quorum queue gives a message back before it drops it, since RabbitMQ 4.0.
 _DELIVERY_LIMIT = 20
 HEADERS = "application_headers"
@@ -152,6 +151,9 @@ class Broker:
     :param now: the time in microseconds since the epoch.
     """
 
+    #: Of exchanges.
+    types: tuple[str, ...] = ("direct", "fanout", "headers", "topic")
+
     def __init__(self, now: int) -> None:
         self.now = now
         # What a process remembers of a broker, it remembers by the cluster's name.
@@ -164,6 +166,20 @@ class Broker:
         self.on_enqueue: list[Callable[[Queue, Message], object]] = []
         self._declared: dict[str, tuple[Any, ...]] = {}
         self._names = count(1)
+        #: The queues that were reached, by the exchange and the keys, unless headers count, too.
+        self._routes: dict[tuple[str, ...], list[Queue]] = {}
+        self._by_headers = False
+
+    def inherit(self, other: Broker, part: Part) -> None:
+        """Take from another broker what it has of a part, without messages."""
+        for name in {exchange.name for exchange in part.exchanges} & other.exchanges.keys():
+            self.exchanges[name] = other.exchanges[name]
+            self._declared[name] = other._declared[name]
+        for name in {queue.name for queue in part.queues} & other.queues.keys():
+            self.queues[name] = Queue(name, other.queues[name].arguments)
+        for binding in part.bindings:
+            if binding in other.bindings.get(binding.source, ()):
+                self.bind(binding)
 
     # -- topology ------------------------------------------------------------------------------
 
@@ -174,7 +190,7 @@ class Broker:
 
         :param flags: durable, auto-delete and internal.
         """
-        if kind not in TYPES:
+        if kind not in self.types:
             raise BrokerError(503, f"COMMAND_INVALID - unknown exchange type '{kind}'")
         before = self.exchanges.get(name)
         if before is None:
@@ -182,6 +198,7 @@ class Broker:
                 raise BrokerError(403, f"ACCESS_REFUSED - exchange name '{name}' is reserved")
             self.exchanges[name] = Exchange(name, kind, tuple(arguments.items()))
             self._declared[name] = flags
+            self._routes.clear()
             return
         declared = self._declared.get(name, flags)
         wanted: list[tuple[str, Any, Any]] = [("type", kind, before.type)]
@@ -207,6 +224,7 @@ class Broker:
         self._declared.pop(name, None)
         self.bindings.pop(name, None)
         self._remove_bindings(lambda b: b.destination == name and not b.to_queue)
+        self._routes.clear()
 
     def declare_queue(
         self,
@@ -237,6 +255,7 @@ class Broker:
         name = name or f"amq.gen-{next(self._names):022}"
         queue = Queue(name, dict(arguments), durable, auto_delete, owner if exclusive else None)
         self.queues[name] = queue
+        self._routes.clear()
         self._use(queue)
         return queue
 
@@ -281,6 +300,7 @@ class Broker:
             raise BrokerError(406, f"PRECONDITION_FAILED - queue '{name}' in vhost '/' not empty")
         del self.queues[name]
         self._remove_bindings(lambda b: b.destination == name and b.to_queue)
+        self._routes.clear()
         for consumer in queue.consumers:
             consumer.cancel(consumer)
         return len(queue.ready)
@@ -299,10 +319,13 @@ class Broker:
         else:
             self.check_exchange(binding.destination)
         self.bindings.setdefault(binding.source, {})[binding] = None
+        self._by_headers = self._by_headers or self.exchanges[binding.source].type == "headers"
+        self._routes.clear()
 
     def unbind(self, binding: Binding) -> None:
         """Remove a binding, if it exists."""
         self.bindings.get(binding.source, {}).pop(binding, None)
+        self._routes.clear()
 
     def _remove_bindings(self, is_gone: Callable[[Binding], bool]) -> None:
         for bindings in self.bindings.values():
@@ -339,8 +362,13 @@ class Broker:
     def _reached(self, exchange: str, keys: list[str], headers: dict[str, Any]) -> list[Queue]:
         if not exchange:
             return [self.queues[key] for key in dict.fromkeys(keys) if key in self.queues]
+        route = exchange, *keys
+        if not self._by_headers and route in self._routes:
+            return self._routes[route]
         names = route_message(self.exchanges, self.bindings, exchange, keys, headers)
-        return [self.queues[name] for name in sorted(names) if name in self.queues]
+        reached = [self.queues[name] for name in sorted(names) if name in self.queues]
+        self._routes[route] = reached
+        return reached
 
     def _route(self, message: Message) -> bool:
         queues = self._reached(message.exchange, message.keys, message.headers)

@@ -20,19 +20,32 @@ _MILLISECOND = 1000
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-class Clock:
-    """Holds Python's clock still from :meth:`start` to :meth:`stop`."""
+def now() -> int:
+    """Return the time in microseconds since the epoch."""
+    # What holds time still rounds it down to what a float can be.
+    return (time.time_ns() + 500) // 1000
 
-    def __init__(self) -> None:
+
+class Clock:
+    """Holds Python's clock still from :meth:`start` to :meth:`stop`.
+
+    :param is_real: whether a program may wait for real time: what it waits for can come.
+    """
+
+    def __init__(self, *, is_real: bool = False) -> None:
+        self._is_real = is_real
         self._travel: Any = None
         self._monotonic = time.monotonic
         self._sleep = time.sleep
         self._shift = 0.0
         self._thread = 0
 
-    def now(self) -> int:
-        """Return the time in microseconds since the epoch."""
-        return time.time_ns() // 1000
+    now = staticmethod(now)
+
+    def real(self) -> float:
+        """Return seconds that pass, also while time is held still."""
+        freezegun = sys.modules.get("freezegun.api")
+        return float((freezegun.real_monotonic if freezegun else time.monotonic)())
 
     def start(self) -> None:
         """Hold time still, unless somebody does already.
@@ -52,6 +65,8 @@ class Clock:
             self._travel.start()
         self._monotonic, self._sleep = time.monotonic, time.sleep
         self._thread = threading.get_ident()
+        if self._is_real:
+            return
         real = self._monotonic
         time.monotonic = lambda: real() + self._shift
         time.sleep = self._refuse_to_sleep  # type: ignore[assignment]

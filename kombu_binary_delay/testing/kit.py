@@ -1,12 +1,15 @@
-"""The kit: a broker in this process, one clock that the test moves, and the workers it needs."""
+"""What a test sees and asks of delayed tasks: one clock, the workers they need, and what they did.
+
+:class:`Kit` is the same on the broker in memory, :mod:`.memory`, and on a real one, :mod:`.real`.
+"""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -14,38 +17,33 @@ import amqp
 import kombu
 from kombu.serialization import loads
 
-from kombu_binary_delay import transport
 from kombu_binary_delay.amendments.names import POSTPONED
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.ladder.envelope import due_in
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.operate import judge_of
-from kombu_binary_delay.routing import knowledge
 from kombu_binary_delay.schedules.scheduler import Scheduler
 from kombu_binary_delay.schedules.store import Store
 from kombu_binary_delay.telemetry import Dropped, on_dropped
 from kombu_binary_delay.transport import TransportMixin
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
-from .broker import HEADERS, Broker, Message, Queue
+from .broker import HEADERS, Message
 from .clock import EPOCH, Clock, as_datetime
 from .errors import KitError
-from .server import Session
-from .socket import InProcess
 from .values import Cancelled, Ran, Waiting
 
 #: So many events without an end are a program that keeps itself busy.
 MOST_EVENTS = 1_000_000
-#: How long to wait for a frame, in seconds: none can come meanwhile.
-_AT_ONCE = 0.001
-_current: list[Delayed] = []
+#: How long to wait for what can only have come already, in seconds.
+AT_ONCE = 0.001
+_current: list[Kit] = []
 
 
-class Delayed:
-    """Runs delayed tasks in virtual time, without a broker.
+class Kit(ABC):
+    """Runs delayed tasks when a test says so; a context manager.
 
-    A context manager. Within it, time stands still, and each connection of this process to RabbitMQ
-    is one to a broker in memory. Nothing runs until the test says so: :meth:`run`,
+    Within it, time stands still. Nothing runs until the test says so: :meth:`run`,
     :meth:`advance`, :meth:`advance_to`, :meth:`run_until_idle`. Then what is due runs, in the order
     of its due times, in a real worker of the app that has the task.
 
@@ -66,9 +64,6 @@ class Delayed:
         self._senders: dict[str, Any] = {}
         self._ran: list[Ran] = []
         self._cancelled: list[Cancelled] = []
-        self._is_down = False
-        self._duplicates = 0
-        self._crash: Any = None
 
     # -- begin and end -------------------------------------------------------------------------
 
@@ -78,34 +73,40 @@ class Delayed:
         with ExitStack() as stack:
             self._clock.start()
             stack.callback(self._clock.stop)
-            self._broker = Broker(self._clock.now())
-            self._broker.on_enqueue.append(self._on_enqueue)
-            kit = self
-
-            def connect(connection: Any, host: str, *_: Any, **__: Any) -> InProcess:
-                kit._connections.append(connection)
-                return InProcess(host, kit._open)
-
-            stack.enter_context(patch.object(amqp.Connection, "Transport", connect))
-            # Nobody else deletes parts of this broker, and half a minute passes in each step.
-            stack.enter_context(patch.object(knowledge, "LOOK_AGAIN", sys.maxsize))
-            stack.enter_context(patch.object(transport, "LOOK_EVERY", math.inf))
             _current.append(self)
             stack.callback(_current.remove, self)
             _forget_connections()
             stack.callback(_forget_connections)
+            connect = amqp.Connection.Transport
+            stack.enter_context(
+                patch.object(amqp.Connection, "Transport", self._noting_connections(connect))
+            )
             self._watch(stack)
             stack.callback(self._stop_workers)
+            self._begin(stack)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _open(self) -> Session:
-        if self._is_down:
-            raise ConnectionRefusedError("the broker is down, in a test's outage")
-        return Session(self._broker, self._clock.now)
+    @abstractmethod
+    def _begin(self, stack: ExitStack) -> None:
+        """Do what this broker needs at the begin; the stack has what to do at the end."""
+
+    def _noting_connections(self, connect: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            self._connections.append(connection)
+            return self._connect(partial(connect, connection), *args, **kwargs)
+
+        return noting
+
+    @abstractmethod
+    def _connect(self, connect: Callable[..., Any], host: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the socket of a connection.
+
+        :param connect: py-amqp's own, which leads to a real broker.
+        """
 
     def _watch(self, stack: ExitStack) -> None:
         """Note what Celery runs and discards."""
@@ -195,16 +196,14 @@ class Delayed:
             event = self._next_event()
             if event is None or (end is not None and event > end):
                 break
-            self._clock.move_to(event)
-            self._broker.run_until(event)
+            self._pass(event)
         else:
             raise KitError(f"more than {MOST_EVENTS} things happened: does a task repeat itself?")
         if end is not None:
-            self._clock.move_to(end)
-            self._broker.run_until(end)
+            self._pass(end)
 
     def _next_event(self) -> int | None:
-        events = [self._broker.next_event()]
+        events = [self._next_of_broker()]
         events += [worker.timer.next_event() for worker in self._workers.values()]
         looks = [scheduler.next_look() for scheduler in self._schedulers.values()]
         events += [None if look is None else look * 1000 for look in looks]
@@ -212,47 +211,59 @@ class Delayed:
 
     def _run_now(self) -> None:
         """Run what has come, and what comes of it at once."""
-        self._broker.run_until(self._clock.now())
         while True:
             self._find_workers()
             ran = self._run_schedulers()
-            for key, worker in list(self._workers.items()):
-                try:
-                    ran = worker.run() or ran
-                except _ENDED:
-                    # It has crashed, or an outage has ended its connection: the next one connects.
-                    del self._workers[key]
-                    worker.stop()
-                    ran = True
-            if not ran:
+            if not (self._run_workers() or ran):
                 return
+
+    def _run_workers(self, wait: float = AT_ONCE) -> bool:
+        """Run what has come to the workers; return whether there was anything.
+
+        :param wait: how long each of them waits for more, in seconds.
+        """
+        ran = False
+        for key, worker in list(self._workers.items()):
+            try:
+                ran = worker.run(wait) or ran
+            except _ENDED:
+                # It has crashed, or an outage has ended its connection: the next one connects.
+                del self._workers[key]
+                worker.stop()
+                ran = True
+        return ran
+
+    @abstractmethod
+    def _next_of_broker(self) -> int | None:
+        """Return when a message moves by itself next, in microseconds since the epoch."""
+
+    @abstractmethod
+    def _pass(self, moment: int) -> None:
+        """Move time to a moment, in microseconds since the epoch."""
 
     # -- workers -------------------------------------------------------------------------------
 
+    @abstractmethod
     def _find_workers(self) -> None:
         """Start a consumer of each queue in which a task has arrived."""
-        if self._is_down:
-            return
-        for queue in list(self._broker.queues.values()):
-            if not queue.ready or queue.consumers or queue.is_stream or self._ladder_of(queue.name):
-                continue
-            name = queue.ready[0].headers.get(TASK)
-            app = self._app_with(name) if name else None
-            if app is None:
-                continue
-            worker = self._workers.get(id(app))
-            if worker is None:
-                from .worker import Worker  # noqa: PLC0415 - needs Celery
 
-                worker = self._workers[id(app)] = Worker(app)
-            if not queue.consumers:
-                worker.consume(queue.name)
+    def _worker_of(self, app: Any) -> Any:
+        worker = self._workers.get(id(app))
+        if worker is None:
+            from .worker import Worker  # noqa: PLC0415 - needs Celery
+
+            worker = self._workers[id(app)] = Worker(app)
+        return worker
+
+    @abstractmethod
+    def _has(self, queue: str) -> bool:
+        """Return whether a queue of schedules exists, and can be consumed."""
 
     def _run_schedulers(self) -> bool:
         """Send what schedules are due; return whether there was any."""
         ran = False
         for queue, app in list(self._scheduled.items()):
-            if self._is_down or queue not in self._broker.queues:
+            if not self._has(queue):
                 continue
             try:
                 scheduler = self._schedulers.get(queue)
@@ -260,7 +271,7 @@ class Delayed:
                     scheduler = Scheduler(app, app.connection_for_write())
                     self._schedulers[queue] = scheduler
                     scheduler.begin()
-                ran = scheduler.step(_AT_ONCE) or ran
+                ran = scheduler.step(AT_ONCE) or ran
             except _ENDED:
                 # Its worker was killed, or an outage has ended its connection.
                 scheduler = self._schedulers.pop(queue, None)
@@ -298,14 +309,15 @@ class Delayed:
         for scheduler in schedulers.values():
             with suppress(*_ENDED):
                 scheduler.end()
-        if self._crash is not None:
-            self._crash.stop()
 
     def _on_run(self, **given: Any) -> None:
         if given["state"] is None:
             # Its worker was killed.
             return
-        request = given["task"].request
+        request, result = given["task"].request, given["retval"]
+        if isinstance(result, BaseException):
+            # Its frames would be kept, with all that they hold.
+            result = result.with_traceback(None)
         self._ran.append(
             Ran(
                 given["task"].name,
@@ -313,7 +325,7 @@ class Delayed:
                 given["kwargs"] or {},
                 self.now,
                 given["state"],
-                given["retval"],
+                result,
                 request.retries or 0,
                 given["task_id"],
             )
@@ -357,14 +369,16 @@ class Delayed:
 
     def parked(self) -> list[Waiting]:
         """Return what no queue took: the messages in parking queues."""
-        queues = ((t, self._broker.queues.get(t.parking)) for t in self._topologies())
-        parked = [self._waiting(t, m) for t, queue in queues if queue for m in queue.ready]
+        parked = [
+            self._waiting(topology, message)
+            for topology in self._topologies()
+            for message in self._messages_in(topology.parking)
+        ]
         return [message for message in parked if message is not None]
 
+    @abstractmethod
     def count(self, queue: str) -> int:
         """Return how many messages are ready in a queue; 0 if there is none."""
-        messages = self._broker.queues.get(queue)
-        return len(messages.ready) if messages is not None else 0
 
     def assert_waiting(self, *calls: Any) -> None:
         """Assert that these calls wait, among others."""
@@ -377,12 +391,13 @@ class Delayed:
         waiting = self.waiting()
         assert not waiting, f"still waiting: {waiting}"  # noqa: S101 - its purpose
 
-    def _on_ladders(self) -> Iterator[tuple[Any, Message]]:
-        parking = {topology.parking for topology in self._topologies()}
-        for queue in self._broker.queues.values():
-            topology = self._ladder_of(queue.name)
-            if topology and queue.name not in parking and not queue.is_stream:
-                yield from ((topology, message) for message in queue.ready)
+    @abstractmethod
+    def _on_ladders(self) -> Iterable[tuple[Any, Message]]:
+        """Return what waits, each with the topology of its ladder."""
+
+    @abstractmethod
+    def _messages_in(self, queue: str) -> Iterable[Message]:
+        """Return the messages in a queue."""
 
     def _waiting(
         self, topology: Any, message: Message, judge: Callable[[Any], Any] | None = None
@@ -413,15 +428,15 @@ class Delayed:
 
     def _judges(self, stack: ExitStack) -> dict[Any, Any]:
         """Return what applies the amendments of each ladder, as long as its connection is open."""
-        if not any(queue.is_stream and queue.ready for queue in self._broker.queues.values()):
-            return {}
-        clients = {topology: self._ladders[topology].client for topology in self._topologies()}
-        # As Kombu's `clone` does, which one of a pool cannot.
-        alike = {t: dict(client._info(resolve=False)) for t, client in clients.items()}  # noqa: SLF001
         return {
-            topology: judge_of(stack.enter_context(kombu.Connection(**given)))
-            for topology, given in alike.items()
+            topology: judge_of(stack.enter_context(self._alike(topology)))
+            for topology in self._topologies()
         }
+
+    def _alike(self, topology: Any) -> Any:
+        """Return a connection like one that delays on a ladder."""
+        # As Kombu's `clone` does, which one of a pool cannot.
+        return kombu.Connection(**dict(self._ladders[topology].client._info(resolve=False)))  # noqa: SLF001
 
     def _topologies(self) -> list[Any]:
         for connection in self._connections:
@@ -433,58 +448,6 @@ class Delayed:
     def _ladder_of(self, queue: str) -> Any:
         """Return the topology of the ladder that a queue belongs to; None if it is a program's."""
         return next((t for t in self._topologies() if t.owns(queue)), None)
-
-    # -- faults --------------------------------------------------------------------------------
-
-    def duplicate_next(self) -> None:
-        """Deliver the next message twice.
-
-        Delivery is at least once: after a broker's crash, or a publish whose confirm was lost, a
-        message may come twice.
-        """
-        self._duplicates += 1
-
-    def crash_worker(self) -> None:
-        """Kill the worker that begins the next task.
-
-        With ``acks_late``, the broker gives the task to the next worker. Without, it is lost, as
-        with every Celery worker that is killed.
-        """
-        from .worker import Crash  # noqa: PLC0415 - needs Celery
-
-        self._crash = Crash(self._end_connections)
-
-    def outage(self, **units: float) -> None:
-        """Advance the clock with the broker down; what was due meanwhile runs late.
-
-        Messages on the ladder are safe. Each goes on where it was when the broker is back.
-
-        :param units: as of :class:`datetime.timedelta`: ``seconds=30``.
-        """
-        end = self._clock.now() + timedelta(**units) // timedelta(microseconds=1)
-        self._run_now()
-        self._is_down = True
-        self._end_connections()
-        self._stop_workers()
-        self._clock.move_to(end)
-        self._broker.now = end
-        self._is_down = False
-
-    def _end_connections(self) -> None:
-        self._topologies()  # what the connections know goes with them
-        for connection in self._connections:
-            transport = connection._transport  # noqa: SLF001 - the property would connect
-            if transport is not None and transport.connected:
-                transport.cut()
-        self._connections.clear()
-
-    def _on_enqueue(self, queue: Queue, message: Message) -> None:
-        if not self._duplicates or self._ladder_of(queue.name) or queue.is_stream:
-            return
-        if queue.name.endswith(".pidbox"):
-            return
-        self._duplicates -= 1
-        queue.insert(message.copy())
 
 
 def _arguments(message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -21,8 +19,7 @@ from celery.exceptions import WorkerShutdown
 from celery.worker import WorkController
 from celery.worker.consumer import Consumer
 
-#: How long to wait for a frame: none can come meanwhile.
-_AT_ONCE = 0.001
+from .clock import now
 
 
 class Entry:
@@ -41,19 +38,27 @@ class Timer:
     """The worker's timer, by the clock of the test; called as Celery calls its own."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.queue: list[tuple[float, int, Entry]] = []
+        #: By due time, in microseconds since the epoch.
+        self.queue: list[tuple[int, int, Entry]] = []
         self._numbers = count()
 
-    def call_at(self, eta: Any, fun: Any, args: Any = (), kwargs: Any = None, **_: Any) -> Entry:
-        """Call a function at a time: a datetime, or seconds since the epoch."""
-        at = eta.timestamp() if isinstance(eta, datetime) else eta
-        entry = Entry(fun, args, kwargs or {})
-        heappush(self.queue, (at, next(self._numbers), entry))
-        return entry
+    def call_at(self, _: float, fun: Any, args: Any, **__: Any) -> Entry:
+        """Call a function with a request at its ETA.
 
-    def call_after(self, secs: float, *args: Any, **kwargs: Any) -> Entry:
+        Celery gives the time by a clock that does not stand still.
+        """
+        return self._enter(args[0].eta.timestamp(), fun, args, {})
+
+    def call_after(
+        self, secs: float, fun: Any, args: Any = (), kwargs: Any = None, **_: Any
+    ) -> Entry:
         """Call a function in some seconds."""
-        return self.call_at(time.time() + secs, *args, **kwargs)
+        return self._enter(now() / 1e6 + secs, fun, args, kwargs or {})
+
+    def _enter(self, at: float, *call: Any) -> Entry:
+        entry = Entry(*call)
+        heappush(self.queue, (round(at * 1e6), next(self._numbers), entry))
+        return entry
 
     def call_repeatedly(self, *args: Any, **_: Any) -> Entry:
         """Do nothing: what Celery repeats (heartbeats, statistics) needs no test's time."""
@@ -63,12 +68,12 @@ class Timer:
         """Return when the next call is due, in microseconds since the epoch."""
         while self.queue and self.queue[0][2].canceled:
             heappop(self.queue)
-        return int(self.queue[0][0] * 1_000_000) if self.queue else None
+        return self.queue[0][0] if self.queue else None
 
     def run(self) -> bool:
         """Call what is due; return whether there was anything."""
         called = False
-        while self.queue and self.queue[0][0] <= time.time():
+        while self.queue and self.queue[0][0] <= now():
             entry = heappop(self.queue)[2]
             if not entry.canceled:
                 entry.function(*entry.arguments, **entry.keywords)
@@ -147,18 +152,22 @@ class Worker:
         """Consume a queue, too."""
         self._consumer.add_task_queue(queue)
 
-    def run(self) -> bool:
-        """Run what has come; return whether there was anything."""
+    def run(self, wait: float) -> bool:
+        """Run what has come; return whether there was anything.
+
+        :param wait: how long to wait for more, in seconds.
+        """
         ran = False
         with self._as_current():
             while True:
                 self._consumer.perform_pending_operations()
+                # What is due at once needs no more room.
+                ran = self.timer.run() or ran
                 qos = self._consumer.qos
                 if qos.prev != qos.value:
                     qos.update()
-                ran = self.timer.run() or ran
                 try:
-                    self.connection.drain_events(timeout=_AT_ONCE)
+                    self.connection.drain_events(timeout=wait)
                 except TimeoutError:
                     break
                 ran = True

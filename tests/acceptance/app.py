@@ -57,8 +57,6 @@ def settings_of(module: Path) -> dict[str, Any]:
 SHAPES: dict[str, dict[str, Any]] = {
     "stock": {},
     "small": {},
-    "abroad": {"timezone": "Asia/Kathmandu"},
-    "abroad without UTC": {"timezone": "America/New_York", "enable_utc": False},
     "any key": {"task_queues": [Queue("celery"), Queue("all media", _media, "#")]},
     "beat": {
         "beat_schedule": {
@@ -266,20 +264,6 @@ def _add_tasks_that_retry(app: Celery, journal: Journal) -> None:
         if not self.request.retries:
             wait_until(Path(signal).exists, f"the file {signal}", AT_MOST)
             raise self.retry(countdown=countdown, **({"headers": headers} if headers else {}))
-
-    @app.task(
-        name="back_off",
-        shared=False,
-        bind=True,
-        autoretry_for=(StumbleError,),
-        retry_backoff=1,
-        retry_jitter=False,
-    )
-    def back_off(self: Any, times: int) -> int:
-        write(self)
-        if self.request.retries < times:
-            raise StumbleError
-        return int(self.request.retries)
 
     @app.task(
         name="stumble",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from tests.acceptance.local_system import LocalSystem
@@ -15,19 +13,6 @@ RETRIES = 50
 @pytest.fixture(scope="module")
 def worker_options():
     return ["--pool=threads", "--concurrency=1", "--without-mingle", "--queues=celery,foo"]
-
-
-def test_autoretry_backs_off_by_ever_longer_delays(system: System):
-    # when
-    task = system.send("back_off", 2, queue="foo").id
-    # then
-    runs = system.journal.wait_for(task, times=3)
-    system.journal.assert_on_time([task])
-    waits = [later.at - earlier.at for earlier, later in pairwise(runs)]
-    assert [run.retries for run in runs] == [0, 1, 2]
-    assert waits[0] >= 1
-    assert waits[1] >= 2
-    assert {(run.exchange, run.routing_key) for run in runs} == {("", "foo")}
 
 
 def test_fifty_retries_stay_on_their_queue_and_nothing_grows(system: System):

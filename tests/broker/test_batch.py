@@ -20,6 +20,7 @@ from kombu import Connection, Exchange, Producer, Queue
 from dev.faults.proxy import Proxy
 from kombu_binary_delay import DelayError, Outcome, PublishBatch, UnconfirmedError
 from kombu_binary_delay.ladder.address import parse_address
+from kombu_binary_delay.publishing.template import Run, Template
 from tests.waits import PATIENCE, drain_until, unread, wait_until
 
 DELAYED = {"x-delay": 1000}
@@ -200,6 +201,76 @@ def test_of_twins_the_one_is_returned_whose_headers_found_no_queue(channel, outc
         (2, "returned"),
         (2, "returned"),
     ]
+
+
+def run_of(key, bodies, delay=None, **headers):
+    """Return messages of a kind, with their bodies as their ids."""
+    sample = {"application_headers": {"n": 0}, "content_type": "text/plain"}
+    sample["content_encoding"] = "utf-8"
+    template, due = Template(sample, ("", key), ["n"]), None
+    if delay is not None:
+        due = time.time_ns() // 1000 + delay * 1000
+    return Run(
+        [
+            (template, body.encode(), {"n": number, **headers}, {"correlation_id": body}, due)
+            for number, body in enumerate(bodies)
+        ]
+    )
+
+
+def test_each_message_of_a_run_has_its_outcome(channel, collect, connect):
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    Queue("full", channel=channel, queue_arguments=full).declare()
+    names = [f"{number}" for number in range(250)]
+    runs = {
+        "delayed": run_of("q", names, 1000),
+        "at once": run_of("q", names),
+        "full": run_of("full", "abc"),
+        "nowhere": run_of("nowhere", "ab"),
+        "far": run_of("q", "a", 10**15),
+        "large": run_of("q", "ab", 1000, large="x" * 200_000),
+        "copied": run_of("q", "a", 1000, CC=["q"]),
+    }
+    with PublishBatch(channel, 120) as batch:
+        for run in runs.values():
+            batch.fill(run, mandatory=True)
+
+    states = {name: Counter(run.states) for name, run in runs.items()}
+    assert states == {
+        "delayed": {"confirmed": 250},
+        "at once": {"confirmed": 250},
+        "full": {"confirmed": 1, "nacked": 2},
+        "nowhere": {"returned": 2},
+        "far": {"discarded": 1},
+        "large": {"discarded": 2},
+        "copied": {"confirmed": 1},
+    }
+    assert runs["nowhere"].replies == {0: (312, "NO_ROUTE"), 1: (312, "NO_ROUTE")}
+    assert "is longer than" in runs["far"].replies[0][1]
+    assert "raise frame_max" in runs["large"].replies[1][1]
+    came = Counter(arrival.body for arrival in collect(connect(), [Queue("q")], 501))
+    assert came == Counter(names * 2 + ["a"])
+
+
+def test_a_run_that_is_cut_off_knows_what_may_have_arrived(channel):
+    run = run_of("q", [f"{number}" for number in range(300)], 1000)
+    batch = PublishBatch(channel, 100)
+    batch.fill(run_of("q", "ab", 1000))
+    batch.flush()
+    write, writes = channel.connection.transport.write, []
+
+    def cut(data):
+        writes.append(data)
+        if len(writes) == 2:
+            raise ConnectionResetError("cut")
+        write(data)
+
+    channel.connection.transport.write = cut
+    with pytest.raises(UnconfirmedError):
+        batch.fill(run)
+    counts = Counter(run.states)
+    assert set(counts) <= {"confirmed", "unknown", None}
+    assert (counts[None], counts["unknown"] >= 100) == (100, True)
 
 
 def test_a_return_is_an_error_of_the_flush_unless_the_channel_has_a_handler(channel):

@@ -12,7 +12,7 @@ from benchmarks.report import table
 #: One of each kind; `make bench ARGS=--quick` runs all of them, which takes some minutes.
 SAMPLE = [
     *("connecting", "publishing", "burst", "waiting", "worker"),
-    *("amendments", "delivery", "herd-100000", "spark"),
+    *("amendments", "delivery", "herd-100000", "spark", "spark-tables"),
 ]
 #: Those that count what was lost and early.
 COUNTING = {"burst", "herd-100000"}

@@ -17,7 +17,7 @@ from kombu_binary_delay.amendments.way_in import WayIn
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.delay import spread
 from kombu_binary_delay.operate import Management, explain, migrate
-from tests.waits import PATIENCE, drain_until, wait_until
+from tests.waits import PATIENCE, drain_until
 
 JITTER = 3000  # milliseconds
 OURS = "kombu_binary_delay:Transport"
@@ -119,16 +119,6 @@ def test_what_polls_a_chord_has_neither_jitter_nor_the_delay_of_the_body(vhost, 
     assert [name for name in seen if name in headers] == ["mine"]
 
 
-@pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
-def test_what_is_not_delayed_goes_at_once_and_as_it_is(connect, headers):
-    connection = connect(binary_delay={"jitter": 3_600_000})
-    queue = Queue("inbox")(connection.default_channel)
-    queue.declare()
-    connection.Producer().publish("x", routing_key="inbox", headers=headers)
-    message = wait_until(lambda: queue.get(no_ack=True))
-    assert "x-delay-jitter" not in message.headers
-
-
 def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, collect):
     # If its jitter counted, it would not arrive in this hour.
     publisher, queue = connect(), Queue("inbox")
@@ -148,16 +138,6 @@ def test_a_rescheduled_message_arrives_at_the_time_that_was_named(connect, colle
         # It was due before it could be delayed again.
     assert arrival.at - began >= countdown
     assert "x-delay-jitter" not in arrival.headers
-
-
-def test_a_message_that_replaces_others_may_have_jitter(connect, collect):
-    connection = connect(binary_delay={"jitter": 1000})
-    queue = Queue("inbox")
-    queue(connection.default_channel).declare()
-    for body in "first", "second":
-        headers = {"x-delay": 300, "x-delay-key": "key"}
-        connection.Producer().publish(body, routing_key="inbox", headers=headers)
-    assert [arrival.body for arrival in collect(connection, [queue], 1)] == ["second"]
 
 
 @pytest.mark.parametrize("ladder", ["celery", "nservicebus"])

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import kombu
 import pytest
+from starlette.testclient import TestClient
 
 from kombu_binary_delay import schedules
+from kombu_binary_delay.cli.web import asgi_app
 from kombu_binary_delay.schedules.store import Store
 from tests.acceptance.journal import wait_until
 from tests.broker.schedules_app import app
@@ -88,3 +90,6 @@ def test_what_stands_still_is_seen_by_list_verify_and_on_the_page(vhost, connect
     ]
     assert differences[0]["remedy"] == "start a worker of that app"
     assert code == 1
+    page = asgi_app(None, broker=vhost.url, management=vhost.broker.management_url)
+    with TestClient(page, base_url="http://127.0.0.1") as client:
+        wait_until(lambda: "overdue" in client.get("/schedules").text, "the schedules on the page")

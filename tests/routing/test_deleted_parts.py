@@ -62,7 +62,7 @@ def delete(broker, kind, name):
 
 
 def state(broker):
-    return {*broker.exchanges}, {*broker.queues}, {*broker.bindings}
+    return {*broker.exchanges}, {*broker.queues}, broker.all_bindings()
 
 
 SETTINGS: list[dict[str, Any]] = [{}, {"lanes": 2}, {"layout": "skip"}, {"queue_type": "classic"}]

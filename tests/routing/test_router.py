@@ -227,7 +227,7 @@ def test_those_who_know_a_queue_and_those_who_do_not_never_reach_it_twice(broker
     for connection in (knows, does_not, knows, does_not):
         assert connection.reached() == ["q"]
     # What the first had led straight is still there, and not taken.
-    assert Binding(knows.topology.to_queues, "q", "#.@..q") in broker.bindings
+    assert Binding(knows.topology.to_queues, "q", "#.@..q") in broker.all_bindings()
 
 
 @pytest.mark.parametrize("order", ["known first", "unknown first"])
@@ -518,7 +518,7 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     connection.queue("q")
     connection.consume()
     connection.bind("q", "x", "k")
-    del broker.bindings[Binding("x", "q", "k")]
+    broker.unbind(Binding("x", "q", "k"))
 
     done = connection.run(connection.router.unbound("x", "q", "k", to_queue=True))
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import amqp
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from kombu import Connection, Queue
@@ -54,8 +55,8 @@ def write(vhost):
         with written(vhost, len(rows), journal):
             # On the ladder with the fewest queues.
             settings = {"journal": journal, "radix": 2}
-            for _ in Sender(Target(vhost.url, settings=settings)).send([rows]):
-                pass
+            batch = pa.RecordBatch.from_pylist(rows)
+            list(Sender(Target(vhost.url, settings=settings)).send([batch]))
 
     return write
 

@@ -6,9 +6,11 @@ import json
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from threading import Timer
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
@@ -19,10 +21,12 @@ from kombu_binary_delay.amendments.record import Supersede
 from kombu_binary_delay.amendments.stream import Amendments
 from kombu_binary_delay.ladder.delay import spread
 from kombu_binary_delay.ladder.foreign import FOREIGN_LADDERS
+from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
-from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer
+from kombu_binary_delay.spark.publish import receipts_of
+from kombu_binary_delay.spark.send import _PAUSE, Row, Sender, Sent, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 
@@ -36,12 +40,24 @@ def micros(seconds):
     return time.time_ns() // 1000 + round(seconds * 1_000_000)
 
 
-def send(vhost, rows, settings=None, **target):
+def send(vhost, rows, settings=None, size=10_000, **target):
     # On the ladder with the fewest queues.
     target["settings"] = {"radix": 2, **(settings or {})}
-    return [
-        outcome for part in Sender(Target(vhost.url, **target)).send([rows]) for outcome in part
-    ]
+    return sent_by(Sender(Target(vhost.url, **target)), rows, size)
+
+
+def batches(rows, size=10_000):
+    """Yield rows as Spark does."""
+    kinds = {"eta": pa.int64(), "due": pa.int64(), "expires": pa.int64(), "priority": pa.int32()}
+    kinds["countdown"] = pa.float64()
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in Row._fields])
+    rows = iter(rows)
+    while part := list(islice(rows, size)):
+        yield pa.RecordBatch.from_pylist(part, schema)
+
+
+def sent_by(sender, rows, size=10_000):
+    return [each for _, part in sender.send(batches(rows, size)) for each in part]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -81,7 +97,7 @@ def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, 
 
     sent = send(vhost, rows)
 
-    assert sorted((outcome.row["task_id"], outcome.status) for outcome in sent) == [
+    assert sorted((each.row.task_id, each.status) for each in sent) == [
         (str(number), s.PUBLISHED) for number in range(6)
     ]
 
@@ -125,7 +141,23 @@ def test_a_delayed_message_waits_and_comes_as_it_was(vhost):
     message = wait_until(lambda: take(vhost, "celery", OURS))
     assert time.time_ns() // 1000 >= sent.due
     assert message.headers["id"] == "an-id"
-    assert sent.hops > 0
+
+
+def test_a_receipt_has_the_queues_in_which_a_message_waits():
+    ladder = Target(settings={"radix": 10, "levels": 5, "tick": 250}).ladder()
+    delays = [0, 1, 249_999, 250_000, 250_001, 2_500_000, 1_234_567_890, -5]
+    rows = [Sent(Row(f"{n}", eta=MICROS + delay)) for n, delay in enumerate(delays)]
+    for sent in rows:
+        sent.published_at, sent.queue, sent.status = MICROS, "q", s.PUBLISHED
+    rows[1].status = rows[2].queue = None
+    [batch] = batches([{"task_id": sent.row.task_id} for sent in rows])
+    batch = batch.append_column("key", pa.nulls(len(rows), pa.string()))
+    receipts = receipts_of(batch, rows, "j", ladder, (3, 1)).to_pylist()
+    waited = {row["task_id"]: row["hops"] for row in receipts}
+    expected = {f"{n}": hops(ladder.digits(max(d, 0) / 1000)) for n, d in enumerate(delays)}
+    del expected["1"]
+    assert waited == {**expected, "2": None}
+    assert {(row["job_id"], row["partition"], row["attempt"]) for row in receipts} == {("j", 3, 1)}
 
 
 def test_settings_choose_the_ladder(vhost):
@@ -143,9 +175,7 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         # The first messages of a kind prove the template that makes the others.
         for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
     ]
-    sent = {
-        outcome.row["task_id"]: outcome for outcome in send(vhost, rows, settings={"jitter": 2000})
-    }
+    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"jitter": 2000})}
     arrived: dict[str, int | None] = {}
     while len(arrived) < len(rows):
         headers = wait_until(lambda: take(vhost, "celery")).headers
@@ -182,12 +212,12 @@ def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words)
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
     good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
     sent = send(vhost, [good[0], bad, good[1]])
-    assert sorted((outcome.row["task_id"], outcome.status) for outcome in sent) == [
+    assert sorted((each.row.task_id, each.status) for each in sent) == [
         ("bad", s.REFUSED),
         ("good 0", s.PUBLISHED),
         ("good 1", s.PUBLISHED),
     ]
-    assert words in next(outcome.detail for outcome in sent if outcome.row is bad)
+    assert words in next(each.detail for each in sent if each.row.task_id == bad["task_id"])
 
 
 def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
@@ -195,10 +225,15 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         arguments = {"x-queue-type": "quorum"}
         Queue("mail", queue_arguments=arguments)(connection.default_channel).declare()
     rows = [
-        {"task": "t", "task_id": f"{number}", "countdown": 60.0, "queue": number % 2 and "mail"}
+        {
+            "task": "t",
+            "task_id": f"{number}",
+            "countdown": 60.0,
+            "queue": "mail" if number % 2 else None,
+        }
         for number in range(6)
     ]
-    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, rows)}
+    sent = {each.row.task_id: each for each in send(vhost, rows)}
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
@@ -230,7 +265,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, rows())}
+    sent = {each.row.task_id: each for each in send(vhost, rows(), size=1)}
 
     assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
@@ -250,10 +285,8 @@ def test_an_application_without_a_transport_delays_by_ours_though_it_has_quorum_
     app.conf.task_queues = [mail]
     monkeypatch.setitem(sys.modules, "quorum_of_this_test", SimpleNamespace(app=app))
     row = {"task": "t", "task_id": "i", "eta": MICROS, "queue": "mail"}
-    parts = Sender(Target(app="quorum_of_this_test:app")).send([[row]])
-    assert [(outcome.status, outcome.queue) for part in parts for outcome in part] == [
-        (s.PUBLISHED, "post/m")
-    ]
+    [one] = sent_by(Sender(Target(app="quorum_of_this_test:app")), [row])
+    assert (one.status, one.queue) == (s.PUBLISHED, "post/m")
 
 
 def test_each_target_gets_its_own_whatever_the_environment_says(broker, vhost, monkeypatch):
@@ -307,7 +340,7 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     lost = {"task": "lost", "task_id": "lost", "countdown": 60.0}
     sent = send(vhost, [lost, *rows], app="events_of_this_test:app")
     # Nobody listens to events.
-    assert sorted((outcome.row["task_id"], outcome.status, outcome.queue) for outcome in sent) == [
+    assert sorted((each.row.task_id, each.status, each.queue) for each in sent) == [
         *((f"{number}", s.PUBLISHED, "celery") for number in range(3)),
         ("lost", s.REFUSED, None),
     ]
@@ -321,7 +354,7 @@ def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, mon
     rows[10]["expires"] = micros(1e10)
     sent = send(vhost, rows, app="events_of_this_test:app")
 
-    assert [outcome.row["task_id"] for outcome in sent if outcome.status != s.PUBLISHED] == ["10"]
+    assert [each.row.task_id for each in sent if each.status != s.PUBLISHED] == ["10"]
     came = set()
     with Connection(vhost.url) as connection:
         queue = Queue("celery")(connection.default_channel)
@@ -358,17 +391,6 @@ def test_a_rate_is_kept(vhost):
     assert {outcome.status for outcome in sent} == {s.PUBLISHED}
 
 
-def test_rows_are_sent_in_windows_and_every_one_is_told_once(vhost, monkeypatch):
-    window = 100
-    monkeypatch.setattr(sending, "WINDOW", window)
-    rows = [{"task": "t", "task_id": f"{n}", "eta": MICROS} for n in range(350)]
-    parts = list(Sender(Target(vhost.url)).send([rows]))
-    # Fewer than a window have an outcome already, at most another is sent, the rest is buffered.
-    assert max(map(len, parts)) < 3 * window < len(rows)
-    sent = [str(outcome.row["task_id"]) for part in parts for outcome in part]
-    assert sorted(sent) == sorted(str(row["task_id"]) for row in rows)
-
-
 @pytest.mark.own_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("actions", [[s.PUBLISH], [s.CANCEL], [s.CANCEL, s.PUBLISH]], ids=str)
@@ -380,10 +402,10 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
     with own_broker.alarm():
         # This is the limit of what a new connection declares, too.
         sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
-        parts = sender.send([[row] for row in rows])
+        parts = sender.send(batches(rows, 1))
         if s.CANCEL in actions:
-            [sent] = next(parts)
-            assert "RabbitMQ did not answer within 2 s" in str(sent.detail)
+            _, [refused] = next(parts)
+            assert "RabbitMQ did not answer within 2 s" in str(refused.detail)
         if s.PUBLISH in actions:
             with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
                 list(parts)
@@ -405,12 +427,12 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
             yield {"task": "t", "task_id": f"{number}", "eta": MICROS}
             yield {"action": s.CANCEL, "task_id": f"{number}", "eta": MICROS}
 
-    sent = send(vhost, rows())
+    sent = send(vhost, rows(), size=100)
     assert {(outcome.action, outcome.status) for outcome in sent} == {
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
-    assert len({(outcome.action, outcome.row["task_id"]) for outcome in sent}) == len(sent) == 3000
+    assert len({(each.action, each.row.task_id) for each in sent}) == len(sent) == 3000
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
@@ -426,7 +448,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 def amended(vhost, rows, **target):
     rows = [{"task_id": id_, "action": action, "eta": eta} for id_, action, eta in rows]
-    return {outcome.row["task_id"]: outcome for outcome in send(vhost, rows, **target)}
+    return {each.row.task_id: each for each in send(vhost, rows, **target)}
 
 
 @pytest.fixture
@@ -518,36 +540,29 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
 
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
     rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
-    sent = {
-        outcome.row["task_id"]: outcome
-        for outcome in send(vhost, rows, settings={"amendments": False})
-    }
-    assert {name: outcome.status for name, outcome in sent.items()} == {
-        "a": s.REFUSED,
-        "b": s.PUBLISHED,
-    }
+    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"amendments": False})}
+    assert {name: each.status for name, each in sent.items()} == {"a": s.REFUSED, "b": s.PUBLISHED}
     assert "amendments are off" in sent["a"].detail
 
 
 @pytest.mark.parametrize("action", [s.PUBLISH, s.RESCHEDULE])
 def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypatch, action):
     monkeypatch.setattr(sending, "_SOON", 0.0)
-    write, written, before_the_last = Amendments.write, list[object](), list[object]()
+    write, written = Amendments.write, list[int]()
 
-    def counts(amendments, records):
+    def notes(amendments, records):
         write(amendments, records)
-        written.append(records)
+        written.append(time.time_ns() // 1000)
 
-    monkeypatch.setattr(Amendments, "write", counts)
+    monkeypatch.setattr(Amendments, "write", notes)
+    rows = [
+        {"task_id": "a", "action": s.CANCEL},
+        {"action": action, "task": "t", "task_id": "b", "eta": MICROS},
+        {"task": "t", "task_id": "c", "eta": MICROS},
+    ]
 
-    def rows():
-        yield {"task_id": "a", "action": s.CANCEL}
-        yield {"action": action, "task": "t", "task_id": "b", "eta": MICROS}
-        before_the_last[:] = written
-        yield {"task": "t", "task_id": "c", "eta": MICROS}
-
-    assert len(send(vhost, rows())) == 3
-    assert len(before_the_last) == 1
+    *_, last = send(vhost, rows, rate=2)
+    assert written[0] <= (last.published_at or 0)
 
 
 def test_an_amendment_survives_a_break_of_its_connection(vhost, monkeypatch):
@@ -583,10 +598,8 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
     monkeypatch.setattr(Amendments, "write", refuses)
     # So slow, each is recorded while the next one is published.
-    sent = {outcome.row["task_id"]: outcome for outcome in send(vhost, keyed(*"abc"), rate=10)}
-    assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
-        "abc", s.PUBLISHED
-    )
+    sent = {each.row.task_id: each for each in send(vhost, keyed(*"abc"), rate=10)}
+    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("abc", s.PUBLISHED)
     assert "it was published, but not recorded" in sent["a"].detail
     assert (sent["b"].detail, sent["c"].detail) == (None, None)
 

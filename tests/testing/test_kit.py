@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import freezegun
 import pytest
@@ -15,7 +16,7 @@ import time_machine
 from kombu import Connection, Queue
 
 from kombu_binary_delay import DelayError, cancel
-from kombu_binary_delay.testing import Delayed, KitError, StandsStillError, call
+from kombu_binary_delay.testing import Delayed, DelayedOnBroker, KitError, StandsStillError, call
 from tests.testing.programs import OURS, Shop
 
 ROOT = Path(__file__).parents[2]
@@ -179,13 +180,67 @@ def test_an_app_that_cannot_be_tested_so_is_an_error_that_names_the_remedy(delay
         delayed.run()
 
 
-def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+def run_page(folder, url, *options):
     page = (ROOT / "docs" / "how-to" / "test-delayed-tasks.md").read_text()
     tests = page.partition("<!-- file: test_shop.py -->\n```python\n")[2].partition("```\n")[0]
-    (tmp_path / "test_shop.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout
+    (folder / "test_shop.py").write_text(tests.replace("amqp://", url))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert "5 passed" in done.stdout, done.stdout
+
+
+def test_the_tests_of_the_page_pass_as_a_user_would_run_them(tmp_path):
+    run_page(tmp_path, "amqp://")
+
+
+def test_the_tests_of_the_page_pass_on_a_real_broker_too(tmp_path, vhost):
+    run_page(tmp_path, vhost.url, "--delayed-broker")
+
+
+@pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
+def test_what_is_not_delayed_has_no_jitter(delayed, headers):
+    options = {"binary_delay": {"jitter": 3_600_000}}
+    with Connection("amqp://", transport=OURS, transport_options=options) as connection:
+        queue = Queue("mail")(connection.default_channel)
+        queue.declare()
+        connection.Producer().publish("x", routing_key="mail", headers=headers)
+        assert "x-delay-jitter" not in queue.get().headers
+
+
+def test_a_message_that_replaces_others_may_have_jitter(delayed):
+    options = {"binary_delay": {"jitter": 1000}}
+    with Connection("amqp://", transport=OURS, transport_options=options) as connection:
+        queue = Queue("mail")(connection.default_channel)
+        queue.declare()
+        for body in "first", "second":
+            headers = {"x-delay": 300, "x-delay-key": "key"}
+            connection.Producer().publish(body, routing_key="mail", headers=headers)
+        delayed.run_until_idle()
+        assert [message.payload for message in iter(queue.get, None)] == ["second"]
+
+
+@pytest.mark.parametrize(
+    "conf", [{"timezone": "Asia/Kathmandu"}, {"timezone": "America/New_York", "enable_utc": False}]
+)
+def test_an_eta_of_any_zone_is_kept_whatever_the_zone_of_the_app(delayed, shop, conf):
+    shop.app.conf.update(conf)
+    due = delayed.now + timedelta(hours=1)
+    for zone in ("UTC", "America/New_York", "Asia/Kathmandu", "Pacific/Chatham", "Europe/Berlin"):
+        shop.note.apply_async((zone,), eta=due.astimezone(ZoneInfo(zone)))
+    # A Celery worker reads a naive eta as UTC, whatever the settings.
+    shop.note.apply_async(("naive",), eta=due.replace(tzinfo=None))
+    shop.note.apply_async(("countdown",), countdown=3600)
+    delayed.run_until_idle()
+    assert [ran.at for ran in delayed.ran()] == [due] * 7
+
+
+def test_what_a_real_broker_cannot_do_is_an_error_that_says_so():
+    with DelayedOnBroker() as delayed:
+        with pytest.raises(KitError, match="to advance by 3600 s takes as long"):
+            delayed.advance(hours=1)
+        for fault in (delayed.duplicate_next, delayed.crash_worker, delayed.outage):
+            with pytest.raises(KitError, match="faults can be had only in memory"):
+                fault()
 
 
 def test_one_kit_at_a_time_and_time_goes_on_after_it(shop):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -15,9 +14,10 @@ from hypothesis import strategies as st
 from kombu import Connection, Exchange, Queue
 from kombu.transport.pyamqp import Channel
 
-from kombu_binary_delay.publishing.frames import Messages
+from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.publishing.frames import encode
 from kombu_binary_delay.spark import compiled
-from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Template
+from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Kind, Made
 from kombu_binary_delay.spark.send import _Producer
 
 
@@ -29,7 +29,6 @@ def apart():
         yield
 
 
-MANDATORY = (True, False)
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
@@ -37,52 +36,69 @@ def run():
     """Stand for a task."""
 
 
-class Wire:
-    """A connection, and its transport, that keep what is written."""
-
-    frame_max, bytes_sent, frame_writer = 131072, 0, None
-
-    def __init__(self):
-        self.transport, self.written = self, b""
-
-    def write(self, data):
-        self.written += data
-
-
 class Recorder(_Producer):
     """A producer that keeps what would be written to the broker, instead of writing it."""
 
     def __init__(self):
         super().__init__(Connection("memory://"))
-        self.made: list[Any] = []
+        self.written: list[Any] = []
+        self.declared = {}
+        self.patience = 1.0
+        self.batch = self
 
-    def _publish(self, *given, **_):
+    def declare(self, entities):
+        self.entities = list(entities or ())
+
+    def _publish(self, *given, **options):
         body, priority, kind, encoding, headers, properties, routing_key = given[:7]
-        exchange, declare = given[9:11]
-        if exchange == "celeryev":
-            event = json.loads(body)
-            # Which no two events have in common.
-            del event["timestamp"], event["clock"]
-            self.made.append((event, exchange, routing_key))
+        if given[9] == "celeryev":
+            # No two events are equal.
             return
         message = Channel.prepare_message(None, body, priority, kind, encoding, headers, properties)
-        wire = Wire()
-        written = Messages(wire, 1)
-        written.add(message.body, message.properties, exchange, routing_key, MANDATORY)
-        written.send()
-        self.made.append((wire.written, declare))
+        if self.made is not None:
+            destination = Destination(given[9], routing_key)
+            made = (message.body, dict(message.properties), destination, list(given[10] or ()))
+            self.made.append(Made(*made))
+        self.declare(given[10])
+        encoded = encode(message.body, message.properties, 131072)
+        self.written.append((*encoded, Destination(given[9], routing_key), self.entities))
 
 
-def made_by(app, calls, publish):
+def fill(producer, kind, call):
+    """Publish a message of a kind, as a sender does."""
+    body, headers, properties = kind.fill(call)
+    if kind.on_call is not None:
+        kind.on_call(producer, call.task_id)
+    written = kind.template.encode(headers, properties)
+    read = kind.template.read(headers, properties)
+    # What is read is what is written.
+    assert encode(body, read, 131072)[1] == written
+    producer.written.append((body, written, kind.template.destination, kind.declare))
+
+
+def by_templates(app):
+    compiler = Compiler(app)
+
+    def publish(producer, call):
+        known = compiler.known(call)
+        if isinstance(known, Kind):
+            return fill(producer, known, call)
+        compiler.publish(producer, call, known)
+        return known
+
+    return publish
+
+
+def made_by(calls, publish):
     producer = Recorder()
-    return [publish(producer, call) for call in calls], producer.made
+    return [publish(producer, call) for call in calls], producer.written
 
 
 def compare(app, calls):
     """Check that both ways make the same; return the reasons for which ``send_task`` was called."""
     app.now = lambda: NOW
-    _, expected = made_by(app, calls, lambda producer, call: call.send(app, producer))
-    reasons, made = made_by(app, calls, Compiler(app).publish)
+    _, expected = made_by(calls, lambda producer, call: call.send(app, producer))
+    reasons, made = made_by(calls, by_templates(app))
     assert made == expected
     return reasons
 
@@ -135,7 +151,6 @@ configurations = st.fixed_dictionaries(
         "task_queues": st.sampled_from([None, (MAIL, POST, Queue("celery"))]),
         "task_serializer": st.sampled_from(serializers),
         "task_compression": st.sampled_from([None, "gzip", "bzip2"]),
-        "task_send_sent_event": st.booleans(),
         "task_default_delivery_mode": st.sampled_from([1, 2]),
         "task_ignore_result": st.booleans(),
         "task_default_priority": st.none() | st.integers(0, 9),
@@ -155,16 +170,20 @@ of_tasks = st.none() | st.fixed_dictionaries(
 )
 
 
+def call(task_id, **given):
+    fields = dict.fromkeys(Call._fields)
+    return Call(**{**fields, "name": "shop.remind", "task_id": task_id, **given})
+
+
 def call_of(row, given, asked):
-    return Call(
-        "shop.remind",
+    return call(
         f"id-{row['due']}-{len(row['args'])}-{row['left']}",
-        row["args"],
-        row["kwargs"],
-        NOW + timedelta(microseconds=row["due"]),
-        NOW + timedelta(microseconds=row["left"]) if "expires" in asked else None,
-        {"tenant": row["tenant"], "b": [1, {}]} if "headers" in asked else None,
-        given,
+        args=row["args"],
+        kwargs=row["kwargs"],
+        eta=NOW + timedelta(microseconds=row["due"]),
+        expires=NOW + timedelta(microseconds=row["left"]) if "expires" in asked else None,
+        headers={"tenant": row["tenant"], "b": [1, {}]} if "headers" in asked else None,
+        **given,
     )
 
 
@@ -184,7 +203,8 @@ def test_a_message_is_byte_for_byte_what_send_task_makes(
 def calls(number=4, **fields):
     eta = NOW + timedelta(days=1)
     return [
-        Call("shop.remind", f"id-{at}", [at], {"number": at}, eta, **fields) for at in range(number)
+        call(f"id-{place}", args=[place], kwargs={"number": place}, eta=eta, **fields)
+        for place in range(number)
     ]
 
 
@@ -198,11 +218,11 @@ def test_the_first_two_of_a_kind_are_made_by_send_task_and_all_others_filled_in(
 
     monkeypatch.setattr(Call, "send", count)
     app = Celery("shop", set_as_current=False)
-    compiler, producer = Compiler(app), Recorder()
-    for call in [*calls(5), *calls(5, options={"queue": "mail"})]:
-        assert compiler.publish(producer, call) is None
+    publish, producer = by_templates(app), Recorder()
+    for asked in [*calls(5), *calls(5, queue="mail")]:
+        assert publish(producer, asked) is None
     assert len(by_send_task) == 4
-    assert len(producer.made) == 10
+    assert len(producer.written) == 10
 
 
 class OwnTask(Task):
@@ -247,6 +267,7 @@ def with_own_amqp(app):
         (lambda app: app.conf.update(task_routes=(by_arguments,)), compiled.ROUTER),
         (lambda app: app.conf.update(task_routes=[{"a": "b"}, OldRouter()]), compiled.ROUTER),
         (lambda app: app.conf.update(task_routes=f"{__name__}.by_arguments"), compiled.ROUTER),
+        (lambda app: app.conf.update(task_send_sent_event=True), compiled.EVENT),
         (with_task, compiled.TASK),
     ],
 )
@@ -273,60 +294,54 @@ def test_a_publish_within_a_workers_task_is_its_child():
         parent.pop_request()
 
 
-def test_handlers_before_a_publish_may_change_it_and_those_after_it_are_called():
+@pytest.mark.parametrize(
+    "signal",
+    [signals.before_task_publish, signals.after_task_publish, signals.task_sent],
+    ids=lambda signal: signal.name,
+)
+def test_handlers_of_a_publish_are_called_for_each_message(signal):
     heard: list[Any] = []
     app = Celery("shop", set_as_current=False)
 
-    def after(**given):
-        del given["signal"]
-        heard.append({**given, "headers": dict(given.get("headers") or {})})
+    def hears(sender, **given):
+        heard.append(sender)
+        if "headers" in given:
+            given["headers"]["number"] = given["body"][0][0]
 
-    def before(headers, body, **_):
-        headers["number"] = body[0][0]
-
-    after_signals = (signals.after_task_publish, signals.task_sent)
-    for signal in after_signals:
-        signal.connect(after)
+    signal.connect(hears, sender="shop.remind")
+    try:
+        assert compare(app, calls()) == [compiled.HANDLER] * 4
+        assert heard == ["shop.remind"] * 8
+    finally:
+        signal.disconnect(hears, sender="shop.remind")
+    signal.connect(hears, sender="another")
     try:
         assert compare(app, calls()) == [None] * 4
-        theirs, ours = heard[:8], heard[8:]
-        assert ours == theirs
-        assert len(ours) == 8
-        signals.before_task_publish.connect(before, sender="shop.remind")
-        assert compare(app, calls()) == [compiled.HANDLER] * 4
-        signals.before_task_publish.disconnect(before, sender="shop.remind")
-        signals.before_task_publish.connect(before, sender="another")
-        assert compare(app, calls()) == [None] * 4
     finally:
-        for signal in (*after_signals, signals.before_task_publish):
-            signal.disconnect(after)
-            signal.disconnect(before)
-            signal.disconnect(before, sender="another")
-            signal.disconnect(before, sender="shop.remind")
+        signal.disconnect(hears, sender="another")
 
 
 def test_a_row_that_is_none_of_its_kind_goes_by_send_task_and_the_others_do_not():
     app = Celery("shop", set_as_current=False)
     rows = calls(5, headers={"tenant": 1})
-    rows[3].headers = {"shadow": "another name"}
+    rows[3] = rows[3]._replace(headers={"shadow": "another name"})
     assert compare(app, rows) == [None, None, None, compiled.HEADERS, None]
     rows = calls(5, expires=NOW + timedelta(hours=1))
-    rows[0].expires = rows[4].expires = NOW - timedelta(microseconds=1)
+    for place in (0, 4):
+        rows[place] = rows[place]._replace(expires=NOW - timedelta(microseconds=1))
     assert compare(app, rows) == [compiled.EXPIRED, None, None, None, compiled.EXPIRED]
 
 
 def test_a_second_message_that_is_not_what_the_template_says_ends_the_filling_in(monkeypatch):
     app = Celery("shop", set_as_current=False)
-    fill, filled = Template.fill, []
+    fill, filled = Kind.fill, []
 
-    def differs(template, call):
+    def differs(kind, call):
         filled.append(call)
-        body, options = fill(template, call)
-        if len(filled) > 1:
-            options["headers"]["shadow"] = "x"
-        return body, options
+        body, headers, properties = fill(kind, call)
+        return (body + b" " * (len(filled) > 1)), headers, properties
 
-    monkeypatch.setattr(Template, "fill", differs)
+    monkeypatch.setattr(Kind, "fill", differs)
     assert compare(app, calls(4)) == [None, None, compiled.DIFFERENT, compiled.DIFFERENT]
 
 
