@@ -67,9 +67,11 @@ class Channel(amqp.Channel):
 
 
 def a_batch(settings):
-    wire: Any = Wire(settings)
+    wire = Wire(settings)
     batch = PublishBatch(Channel(wire), 1000)
-    batch._confirm_channel, batch._messages = wire, Messages(wire, 1)  # noqa: SLF001 - as if open
+    channel: Any = wire
+    batch._confirm_channel = channel  # noqa: SLF001 - as if open
+    batch._messages = Messages(wire, 1)  # noqa: SLF001
     return batch, wire
 
 
