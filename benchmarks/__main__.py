@@ -25,6 +25,7 @@ from benchmarks import (
     connecting,
     delivery,
     herd,
+    periodic,
     prefetch,
     publishing,
     report,
@@ -68,6 +69,7 @@ SECTIONS: dict[str, Callable[[Broker, Scale], Any]] = {
     "amendments": amendments.everything,
     "tick": tick.ticks,
     "prefetch": prefetch.prefetch,
+    "periodic": periodic.periodic,
     "wal": wal.wal,
     # The last, since what runs Spark stays in memory until we end.
     "spark": spark_pipeline.pipeline,

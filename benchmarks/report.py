@@ -11,6 +11,7 @@ from benchmarks.amendments import CASES, FIGURES
 from benchmarks.connecting import TITLES as CONNECTING_TITLES
 from benchmarks.delivery import TITLES as DELIVERY_TITLES
 from benchmarks.herd import TITLES as HERD_TITLES
+from benchmarks.periodic import TITLES as PERIODIC_TITLES
 from benchmarks.publishing import PAIRS, WAYS
 from benchmarks.rig import STOLEN
 from benchmarks.variants import peers
@@ -141,6 +142,16 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("published a second", "rate", "{:,.0f}"),
         Column("memory, bytes", "memory", "{:,.0f}"),
     ),
+    "periodic": (
+        Column("one is killed: missed", "killed_missed"),
+        Column("doubled", "killed_more"),
+        Column("two are started: missed", "two_missed"),
+        Column("doubled", "two_more"),
+        Column("the broker restarts: missed", "restart_missed"),
+        Column("doubled", "restart_more"),
+        Column("1,000 at once, p50, ms", "p50"),
+        Column("p99, ms", "p99"),
+    ),
     "tick": (
         Column("Waits per message", "waits", "{:.1f}"),
         Column("Late, p50, ms", "p50"),
@@ -183,6 +194,7 @@ def titles_of(section: str) -> Mapping[str, str]:
         "connecting": CONNECTING_TITLES,
         "delivery": DELIVERY_TITLES,
         "herd": HERD_TITLES,
+        "periodic": PERIODIC_TITLES,
         "herd-100000": HERD_TITLES,
         "burst-classic": CLASSIC_TITLES,
     }.get(section, TITLES)

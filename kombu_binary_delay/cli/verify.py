@@ -18,7 +18,8 @@ from .connect import Target
 
     Looks at exchanges, queues and bindings of the ladder; bindings of your exchanges that delayed
     messages do not follow; queues that could hold up others; the streams of amendments; the
-    broker's version; policies that would break the ladder; and permissions.
+    broker's release, and its known defects; policies and limits that would break the ladder; and
+    permissions.
 
     Below each difference stands what it causes, and behind an arrow what to do. --fix does what is
     safe: it makes what is missing, as 'create' does, and corrects the bindings that lead to your

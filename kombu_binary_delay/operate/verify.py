@@ -106,7 +106,7 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
     :param drained: whether applications do not publish to it, so that levels may be missing even
         if they declare nothing.
     :param amendments: the exchanges, queues and bindings of amendments, if they are enabled.
-    :param schedules: as :func:`.scheduled` returns them.
+    :param schedules: as :func:`kombu_binary_delay.operate.scheduled` returns them.
     :param journal: the stream of the journal, if there is to be one.
     :param lanes: the ladders that programs use side by side, for which there must be room: by
         default, this one.

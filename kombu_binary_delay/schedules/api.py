@@ -105,7 +105,7 @@ def trigger(app: Any, name: str, *, connection: Any = None) -> str:
         schedule = _known(store.definitions(), name)
         task_id = str(uuid.uuid4())
         with store.client.Producer() as producer:
-            send(app, Run(schedule, _now()), producer, store.names, task_id)
+            send(app, Run(schedule, _now(), task_id), producer, store.names)
         return task_id
 
 

@@ -28,6 +28,7 @@ from kombu.log import get_logger
 from kombu_binary_delay.amendments.record import KEY
 from kombu_binary_delay.errors import UnconfirmedError
 from kombu_binary_delay.ladder.address import Destination
+from kombu_binary_delay.ladder.delay import X_DELAY
 from kombu_binary_delay.publishing import PublishBatch
 from kombu_binary_delay.publishing.batch import CONFIRMED, RETURNED, Outcome
 from kombu_binary_delay.wire.draining import drain
@@ -51,20 +52,28 @@ _PREFETCH = 500
 _NOTE_EVERY, _LOOK_EVERY, _ASK_EVERY = 2.0, 1.0, 15.0
 #: How long to wait for the broker's confirms, in seconds.
 _PATIENCE = 30.0
+#: After how long a run is tried again that finds no queue, in milliseconds.
+_AGAIN = 30_000
 #: What a scheduler sends itself to learn that it is active.
 _ASKED = "{}"
 
 
 class Run(NamedTuple):
-    """A run to send."""
+    """A run to send.
+
+    :param named: its task id, if it has one of its own.
+    """
 
     schedule: Schedule
     due: int
+    named: str = ""
 
     @property
     def id(self) -> str:
         """The task id, the same whoever sends it."""
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.schedule.series}:{self.due}"))
+        return self.named or str(
+            uuid.uuid5(uuid.NAMESPACE_OID, f"{self.schedule.series}:{self.due}")
+        )
 
 
 class Scheduler:
@@ -295,15 +304,19 @@ class Scheduler:
     def _send(self, runs: list[Run], following: list[Occurrence]) -> None:
         """Publish occurrences and runs; return when the broker has confirmed them.
 
-        A run that cannot be sent is an error in the log, and holds up no other.
+        A run that cannot be sent is an error in the log, and holds up no other. One whose queue is
+        missing, or on a node that is down, is sent again by the ladder, which parks what finds no
+        queue.
         """
-        unsent = dict.fromkeys(range(len(runs)))
+        unsent = dict.fromkeys(range(len(runs)), 0)
 
         def note(outcome: Outcome) -> None:
             if outcome.tag is None and outcome.state != CONFIRMED:
                 raise RecoverableConnectionError(f"an occurrence is {outcome.state}")
             if outcome.state == CONFIRMED:
                 unsent.pop(outcome.tag, None)
+            elif outcome.state == RETURNED:
+                unsent[outcome.tag] = _AGAIN
 
         with PublishBatch(self._client.default_channel, on_outcome=note) as batch:
             self._store.arm(batch, following)
@@ -312,20 +325,32 @@ class Scheduler:
         except (amqp.ChannelError, kombu.exceptions.KombuError):
             if not self._connection.connected:
                 raise
-        # The broker has refused one, and perhaps closed the channel for all.
-        for number in list(unsent):
+        self._send_one_by_one(runs, unsent, note)
+
+    def _send_one_by_one(
+        self, runs: list[Run], unsent: dict[int, int], note: Callable[[Outcome], object]
+    ) -> None:
+        """Send what is left where the broker has refused one, and perhaps closed the channel.
+
+        :param unsent: how long to delay each, in milliseconds, by the numbers of the runs.
+        """
+        for number, delay in list(unsent.items()):
             reason = "the broker refuses it"
             try:
-                self._publish({number: runs[number]}, note)
+                self._publish({number: runs[number]}, note, delay)
             except (amqp.ChannelError, kombu.exceptions.KombuError) as exc:
                 if not self._connection.connected:
                     raise
                 reason = str(exc)
+            shown = _shown(runs[number].schedule.name, runs[number].due)
             if number in unsent:
-                shown = _shown(runs[number].schedule.name, runs[number].due)
                 logger.error("%s cannot be sent: %s", shown, reason)
+            elif delay:
+                logger.warning("%s finds no queue: it is tried in %d s", shown, delay // 1000)
 
-    def _publish(self, runs: Mapping[int, Run], note: Callable[[Outcome], object]) -> None:
+    def _publish(
+        self, runs: Mapping[int, Run], note: Callable[[Outcome], object], delay: int = 0
+    ) -> None:
         if not runs:
             return
         with PublishBatch(self._client.default_channel, on_outcome=note) as batch:
@@ -334,7 +359,7 @@ class Scheduler:
             for number, run in runs.items():
                 producer.tag = number
                 try:
-                    send(self._app, run, producer, self._names)
+                    send(self._app, run, producer, self._names, delay=delay)
                 except (*self._client.connection_errors, UnconfirmedError):
                     raise
                 except Exception:
@@ -357,26 +382,28 @@ class _Producer(kombu.Producer):
 
     def _publish(self, body: Any, *given: Any, **_: Any) -> None:
         # Of Kombu's own, which has more parameters in some releases.
-        *made_of, routing_key, mandatory, _immediate, exchange, declare = given[:10]
+        *made_of, routing_key, _mandatory, _immediate, exchange, declare = given[:10]
         made = self.channel.prepare_message(body, *made_of)
         for entity in declare:
             self.maybe_declare(entity)
         # An event of Celery's that it was sent comes after it.
         tag, self.tag = self.tag, -1
         self.batch.publish(
-            made, exchange, routing_key, mandatory, confirm_timeout=_PATIENCE, tag=tag
+            made, exchange, routing_key, tag >= 0, confirm_timeout=_PATIENCE, tag=tag
         )
 
 
-def send(app: Any, run: Run, producer: Any, names: Names, task_id: str | None = None) -> Any:
+def send(app: Any, run: Run, producer: Any, names: Names, delay: int = 0) -> Any:
     """Send the task of a run, as beat does; return its result.
 
-    :param task_id: by default, that of the run.
+    :param delay: in milliseconds.
     """
-    schedule, due = run
+    schedule, due = run.schedule, run.due
     options = dict(schedule.options)
     of_run = {"name": schedule.name, "due": datetime.fromtimestamp(due / 1000, UTC).isoformat()}
     headers = {**(options.pop("headers", None) or {}), RUN: of_run}
+    if delay:
+        headers[X_DELAY] = delay
     if schedule.overlap == SKIP:
         # Of those that no worker has taken yet, the latest runs.
         headers[KEY] = f"schedule:{names.queue}:{schedule.name}"[:255]
@@ -384,7 +411,7 @@ def send(app: Any, run: Run, producer: Any, names: Names, task_id: str | None = 
     given = {
         **options,
         "headers": headers,
-        "task_id": task_id or run.id,
+        "task_id": run.id,
         "producer": producer,
         "retry": False,
     }

@@ -42,7 +42,7 @@ _connections: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def take_part() -> None:
-    """Let a scheduler run in Celery's worker in this process, if there is one."""
+    """Run a scheduler in Celery's worker in this process, if there is one."""
     signals = sys.modules.get("celery.signals")
     if signals is not None:
         for signal, handler in (

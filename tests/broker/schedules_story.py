@@ -22,7 +22,7 @@ from dev.cluster import Cluster
 from dev.processes import Processes
 from dev.worker import Worker
 from kombu_binary_delay import schedules
-from tests.broker.schedules_app import BROKER, LEDGER, app
+from tests.broker.schedules_app import BROKER, LEDGER, QUORUM, app
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.broker.schedules_app"
@@ -77,10 +77,12 @@ def ledger(lines: list[Line], every: float, name: str) -> Ledger:
 class Story:
     """Two workers of an app with schedules, on a broker that may be killed."""
 
-    def __init__(self, stack: ExitStack, urls: str) -> None:
+    def __init__(self, stack: ExitStack, urls: str, *, quorum: bool = False) -> None:
         self._processes = stack.enter_context(Processes("schedules"))
         self.path = self._processes.folder / "ledger"
         self._environment = {BROKER: urls, LEDGER: str(self.path), "PYTHONPATH": str(ROOT)}
+        if quorum:
+            self._environment[QUORUM] = "1"
         self.urls = urls
         with self.connection() as connection:
             self.applied = schedules.apply(app, connection=connection)
@@ -160,7 +162,7 @@ def main(seconds: float, kind: str = "") -> None:
         else:
             broker = stack.enter_context(Broker())
             urls = broker.url
-        story = Story(stack, urls)
+        story = Story(stack, urls, quorum=cluster is not None)
         end, done = time.monotonic() + seconds, Counter[str]()
         for name, fault in _faults(story, broker, cluster):
             time.sleep(8)

@@ -159,6 +159,17 @@ def test_without_amendments_there_are_no_schedules(delayed, shop):
         apply(shop, a=entry(60.0))
 
 
+def test_what_finds_no_queue_is_parked_and_holds_up_no_other(delayed, shop):
+    def to(exchange):
+        options = {"exchange": exchange, "routing_key": "nobody", "exchange_type": "direct"}
+        return {**entry(60.0), "options": options}
+
+    apply(shop, lost=to("amq.direct"), refused=to("nowhere"), good=entry(60.0, "good"))
+    delayed.advance(minutes=2, seconds=40)
+    assert len(ran(delayed, "good")) == 2
+    assert len(delayed.parked()) == 2
+
+
 SCHEDULES = {
     "minute": crontab(),
     "five": crontab(minute="*/5"),

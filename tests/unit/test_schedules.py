@@ -202,7 +202,6 @@ def test_after_an_outage_the_last_so_many_run(catch_up, runs):
 
 
 def test_a_solar_event_is_due_as_celery_says(app):
-    pytest.importorskip("ephem")
     when = When.of(solar("sunset", 52.5, 13.4), app)
     due = when.following(milliseconds(datetime(2026, 6, 21, tzinfo=UTC)))
     assert datetime.fromtimestamp(due / 1000, UTC).hour in {19, 20}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_binary_delay import Settings
-from kombu_binary_delay.celery_side.worker_log import line
+from kombu_binary_delay.celery_side.worker_log import known_defects, line
 
 BEGIN = "kombu-binary-delay is on: delayed tasks wait on RabbitMQ 4.3.6 in "
 
@@ -49,3 +49,12 @@ def test_the_line_says_if_confirms_are_off():
     assert unconfirmed.endswith(
         "; publisher confirms are off (confirm_publish): what a broken connection loses is lost"
     )
+
+
+def test_the_defects_of_this_broker_and_of_what_is_installed_here_are_named():
+    assert not list(known_defects({"product": "RabbitMQ", "version": "4.3.6"}))
+    named = [str(known) for known in known_defects({"product": "RabbitMQ", "version": "4.3.3"})]
+    assert [text.partition(":")[0] for text in named] == [
+        "RabbitMQ 4.3.3 has rabbitmq-server#16974"
+    ]
+    assert not list(known_defects({"product": "LavinMQ", "version": "2.0.0"}))
