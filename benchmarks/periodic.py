@@ -80,7 +80,7 @@ class Sender:
         folder = self._processes.folder
         if self.name == "ours":
             number = f"w{time.time_ns()}"
-            process = self._run("worker", "-c1", "-Q", "none", "-n", number)
+            process = self._run("worker", "-c1", "-Q", "none", "-n", number, "-l", "INFO")
             wait_until(lambda: f"{number} ready" in _text(folder), 60, "no worker")
             return process
         of_redbeat = ["-S", "redbeat.RedBeatScheduler"] if self.name == "redbeat" else []
@@ -153,7 +153,7 @@ def _lateness(broker: Broker, name: str, count: int) -> Row:
         due = (time.time() + 15) // 60 * 60 + 60
         time.sleep(due + 15 - time.time())
         late = [moment - due for moment in arrivals.at if moment >= due]
-        return {**percentiles([1000 * each for each in late]), "sent": len(late)}
+        return {**percentiles([1000 * seconds for seconds in late]), "sent": len(late)}
 
 
 def periodic(broker: Broker, scale: Scale) -> dict[str, Row]:

@@ -515,7 +515,7 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
-        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
         for pending in gathered:
             self._number += 1
             self._sent[self._number] = self._buffer.popleft()
@@ -726,11 +726,11 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-        found = undecodable(message)
-        key: Any = (found and found.routing_key) or routing_key
+        cut = undecodable(message)
+        key: Any = (cut and cut.routing_key) or routing_key
         self._mark_sent()
         mark = _mark(message.body, message.properties, exchange, key)
-        if found and mark not in self._marks:
+        if cut and mark not in self._marks:
             # Of what was returned, its ids could not be read.
             mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
@@ -762,7 +762,7 @@ class PublishBatch:
         if not multiple:
             return [sent.pop(number)] if number in sent else []
         answered = list(takewhile(number.__ge__, sent))
-        return [sent.pop(each) for each in answered]
+        return [sent.pop(tag) for tag in answered]
 
     def _set_outcome(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)

@@ -216,7 +216,7 @@ def _write_properties(properties: dict[str, Any]) -> bytes:
 # Messages of one kind have the same properties.
 @lru_cache(maxsize=256)
 def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
-    return tuple(each for each in PROPERTIES if each[0] in names)
+    return tuple(property_ for property_ in PROPERTIES if property_[0] in names)
 
 
 def _write_short(text: Any) -> bytes:

@@ -114,6 +114,8 @@ class Scheduler:
         if not any(map(self._exists, (names.queue, names.definitions))):
             return False
         self._store.declare_queue()
+        # The last records may be no definitions.
+        self._definitions = self._store.definitions()
         reader = self._reader = StreamChannel(self._connection, self._learn, self._lose)
         reader.read({names.definitions: 1}, "last")
         reader.read_to_end()
@@ -149,9 +151,9 @@ class Scheduler:
         return missing
 
     def _learn(self, record: Any) -> None:
-        found = definitions.from_line(bytes(record.body))
-        if found is not None:
-            self._definitions, self._expected = found, {}
+        learned = definitions.from_line(bytes(record.body))
+        if learned is not None:
+            self._definitions, self._expected = learned, {}
 
     def _lose(self) -> None:
         self._is_lost = True
@@ -371,7 +373,9 @@ class Scheduler:
 
     def _note_progress(self) -> None:
         if self._unnoted and self._connection.connected:
-            kept = {n: each for n, each in self._progress.items() if n in self._definitions}
+            kept = {
+                name: made for name, made in self._progress.items() if name in self._definitions
+            }
             self._store.publish([(self._names.progress, series.to_line(kept))])
             self._unnoted.clear()
 

@@ -139,13 +139,13 @@ def test_the_default_queue_type_changes_no_queue_of_ours(vhost, connect, collect
     ids=str,
 )
 def test_a_policy_on_all_queues_is_judged_by_what_it_does(vhost, run, differences, policy):
-    kind, definition, found = policy
+    kind, definition, severity = policy
     body = {"pattern": ".*", "apply-to": "queues", "definition": definition}
     vhost.broker.api("PUT", f"{kind}/{vhost.name}/all", body)
     assert run("create").exit_code == 0
     word = kind.replace("ies", "y")
     named = {row[0] for row in differences() if row[1] == f"{word} all"}
-    assert named == ({found} if found else set())
+    assert named == ({severity} if severity else set())
     if definition == {"message-ttl": 50}:
         checked = run("check", "--delay", "1s", "--late", "60")
         assert (checked.exit_code, "too early" in checked.output) == (1, True), checked.output

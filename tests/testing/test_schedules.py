@@ -63,13 +63,13 @@ def test_the_tasks_of_beat_schedule_run_when_they_are_due(delayed, shop):
 def test_what_is_listed_is_how_far_each_has_come(delayed, shop):
     apply(shop, a=entry(60.0), b=entry(crontab(0, 4), "b"))
     delayed.advance(minutes=2, seconds=30)
-    found = schedules.listed(shop.app)
-    first, second = found.schedules
+    listed = schedules.listed(shop.app)
+    first, second = listed.schedules
     assert (first.name, first.when, first.state) == ("a", "every 60 s", "waiting")
     assert first.next_due == (first.last_due or 0) + 60_000
     assert 0 <= (first.last_sent or 0) - (first.last_due or 0) < 200
     assert (second.when, second.last_due) == ("0 4 * * * (UTC)", None)
-    assert (found.workers, found.overdue) == (1, [])
+    assert (listed.workers, listed.overdue) == (1, [])
 
 
 def test_a_schedule_is_paused_resumed_triggered_and_removed(delayed, shop):
@@ -146,6 +146,16 @@ def test_a_series_that_is_broken_goes_on(delayed, shop):
     assert len(ran(delayed)) == 3
     delayed.advance(minutes=2)
     assert len(ran(delayed)) == 5
+
+
+def test_a_deleted_queue_is_made_again_by_the_next_worker(delayed, shop):
+    apply(shop, a=entry(60.0))
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("kbd.schedules.shop")
+    with shop.app.connection_for_write() as connection:
+        assert Scheduler(shop.app, connection).begin()
+    delayed.advance(seconds=75)
+    assert len(ran(delayed)) == 1
 
 
 def delete_what_waits(delayed):

@@ -67,11 +67,9 @@ class Channel(amqp.Channel):
 
 
 def a_batch(settings):
-    wire = Wire(settings)
+    wire: Any = Wire(settings)
     batch = PublishBatch(Channel(wire), 1000)
-    channel: Any = wire
-    batch._confirm_channel = channel  # noqa: SLF001 - as if open
-    batch._messages = Messages(wire, 1)  # noqa: SLF001
+    batch._confirm_channel, batch._messages = wire, Messages(wire, 1)  # noqa: SLF001 - as if open
     return batch, wire
 
 
