@@ -160,9 +160,8 @@ class ChannelMixin(_Above):
         self, way_out: WayOut, msg: Any, to: Destination, limit: float | None
     ) -> tuple[Outgoing, EncodedMessage]:
         """Return what to publish where; all that it needs exists, and it can be written."""
-        in_transaction = not self.supports_batch_publish
         try:
-            out = way_out.ready(msg.properties, to, limit, in_transaction=in_transaction)
+            out = way_out.ready(msg.properties, to, limit, in_transaction=self.in_transaction)
             # Kombu uses one dict of headers for all attempts of a publish, so it must not change.
             return out, encoded(self.connection, msg.body, out.properties)
         except UNDELAYED as why:
@@ -170,7 +169,7 @@ class ChannelMixin(_Above):
                 raise
             # Celery would drop the task.
             out = way_out.ready_without_delay(
-                msg.properties, to, why, in_transaction=in_transaction
+                msg.properties, to, why, in_transaction=self.in_transaction
             )
             return out, encoded(self.connection, msg.body, out.properties)
 
@@ -224,7 +223,7 @@ class ChannelMixin(_Above):
     def tx_select(self) -> Any:
         """Begin transactions; batches use another channel and cannot take part in them."""
         result = super().tx_select()
-        self.supports_batch_publish = False
+        self.in_transaction = True
         # Within a transaction, RabbitMQ takes it as well, and changes nothing.
         self._afterwards = self._afterwards or []
         return result
@@ -472,7 +471,7 @@ class ChannelMixin(_Above):
 
     def _on_close(self, reply_code: int, reply_text: str, *args: Any) -> Any:
         # A transaction ends with its channel; py-amqp opens the channel again without one.
-        self._afterwards, self.supports_batch_publish = None, True
+        self._afterwards, self.in_transaction = None, False
         self.following.forget_consumers()
         mechanism = mechanism_of(self.connection)
         if mechanism and mechanism.router.topology.is_named_in(reply_text):
@@ -508,8 +507,13 @@ class ChannelMixin(_Above):
         mechanism: Mechanism = self.connection.delay_mechanism
         return mechanism
 
-    #: Kombu checks this before it asks for a batch.
-    supports_batch_publish = True
+    @property
+    def supports_batch_publish(self) -> bool:
+        """Whether Kombu may ask for a batch."""
+        return not self.in_transaction
+
+    #: Whether it is in transactional mode, by :meth:`tx_select`.
+    in_transaction = False
     #: See :mod:`.wire.header_frames`.
     removes_deaths = True
     #: The mechanism of the connection that a closed channel was on.

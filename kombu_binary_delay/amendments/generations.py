@@ -38,7 +38,7 @@ class Generations:
         self._amendments = amendments
 
     @staticmethod
-    def begins(headers: Mapping[str, Any]) -> bool:
+    def supersedes(headers: Mapping[str, Any]) -> bool:
         """Return whether a message with these headers supersedes others; a retry does not."""
         if not (KEY in headers or REPLACES in headers) or GENERATION in headers:
             return False
@@ -84,7 +84,7 @@ class Generations:
         """
         headers, at = properties[HEADERS], now // 1000
         wait = check_wait(headers.get(LONGEST_WAIT))
-        if not (self._amendments.can_write or is_retry(headers)):
+        if not (self._amendments.is_checked or is_retry(headers)):
             # Later, the plan of the publish is soon enough.
             check()
         ends = -(-(due or now) // 1000)

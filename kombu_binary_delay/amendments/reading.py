@@ -19,7 +19,7 @@ from kombu.log import get_logger
 from kombu_binary_delay.errors import BinaryDelayError
 from kombu_binary_delay.ladder.delay import ETA
 from kombu_binary_delay.ladder.envelope import HEADER, HEADERS
-from kombu_binary_delay.wire.deliveries import Delivery
+from kombu_binary_delay.wire.deliveries import StreamRecord
 from kombu_binary_delay.wire.executor import is_deleted
 from kombu_binary_delay.wire.frame_buffer import FrameBuffer
 from kombu_binary_delay.wire.repeating import Warnings
@@ -243,7 +243,7 @@ class Reader:
                     raise
         return existing
 
-    def _take(self, memory: Memory, delivery: Delivery) -> None:
+    def _take(self, memory: Memory, delivery: StreamRecord) -> None:
         self._behind += 1
         if delivery.exchange != self._counts:
             return

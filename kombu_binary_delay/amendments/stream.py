@@ -109,8 +109,8 @@ class Amendments:
         #: The messages that wait until the broker takes them.
         self.held = Held(connection)
         self._channel: RecordChannel | None = None
-        #: Whether a record was written, so that the next one needs no declaration.
-        self.can_write = False
+        #: Whether :meth:`prepare` has checked that records can be written, and none failed since.
+        self.is_checked = False
         #: Whether this user may publish to the default exchange, as far as this connection knows.
         self._may_ask = True
 
@@ -261,7 +261,7 @@ class Amendments:
 
     def _write(self, lines: list[_Written]) -> None:
         # If this fails, the next message that supersedes others is refused before it is published.
-        was, self.can_write = self.can_write, False
+        was, self.is_checked = self.is_checked, False
         self.require()
         try:
             lines = self._publish(lines)
@@ -284,7 +284,7 @@ class Amendments:
                 f"{len(lines)} amendments; start the nodes that have them, or delete those that "
                 f"their node has lost"
             )
-        self.can_write = was
+        self.is_checked = was
 
     def end_if_unanswered(self, error: BaseException) -> bool:
         """End the connection if a write got no answer: its close would get none, either.
@@ -305,9 +305,9 @@ class Amendments:
 
         :raises AmendmentError: as :meth:`write`.
         """
-        if not self.can_write:
+        if not self.is_checked:
             self._write(_of_nothing())
-            self.can_write = True
+            self.is_checked = True
 
     def _publish(self, lines: list[_Written]) -> list[_Written]:
         """Publish lines with confirms; return those that found no stream."""

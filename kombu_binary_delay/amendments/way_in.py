@@ -241,7 +241,7 @@ class WayIn:
             raise AmendmentError("the queue that it came from is not known")
         if OFFSET in (message.properties.get(HEADERS) or {}):
             raise AmendmentError("it is in a stream, which keeps it, and gives it to others too")
-        if not self._channel.supports_batch_publish:
+        if self._channel.in_transaction:
             raise AmendmentError("the channel has a transaction, whose rollback would duplicate it")
         longest = time.time_ns() // 1000 + mechanism.router.topology.ladder.maximum * 1000
         published = self._as_published(message)

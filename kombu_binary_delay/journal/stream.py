@@ -106,13 +106,13 @@ class Stream:
         """
         if self.is_declared:
             return
-        wait, self._patience = self._patience if patience is None else patience, 0
+        limit, self._patience = self._patience if patience is None else patience, 0
         command: Ensure | Look = Look(queues=(self.name,))
         if self._may_declare:
             # With events, it has started.
             lock = "" if self._has_events() else f"{self.name}.lock"
             command = Ensure(self._part, _PURPOSE, lock=lock)
-        if streams.declare(self._executor, command, wait) is Answer.MISSING:
+        if streams.declare(self._executor, command, limit) is Answer.MISSING:
             raise TopologyError(
                 f"the stream {self.name!r} does not exist, and declare is 'never'; make it "
                 f"with kombu-binary-delay create, with the setting journal {STREAM!r}"

@@ -73,6 +73,10 @@ class Outcome:
     reply_text: str = ""
 
 
+#: Mandatory and immediate, the write timeout and the confirm timeout in seconds.
+_Options = tuple[tuple[bool, bool], float | None, float | None]
+
+
 class _Pending:
     """A message that has no outcome yet: buffered, then sent."""
 
@@ -97,7 +101,7 @@ class _Pending:
         properties: Any,
         exchange: str,
         routing_key: str,
-        options: tuple[tuple[bool, bool], float | None, float | None],
+        options: _Options,
         tag: Any,
         out: Outgoing | None = None,
     ) -> None:
@@ -106,7 +110,6 @@ class _Pending:
         self.properties = properties
         self.exchange = exchange
         self.routing_key = routing_key
-        #: Mandatory and immediate, the write timeout and the confirm timeout in seconds.
         self.options = options
         self.tag = tag
         #: What to publish in its place, if it asks for a delay or supersedes others.
@@ -153,8 +156,6 @@ class _Place(NamedTuple):
     place: int
 
 
-#: Mandatory and immediate, the write timeout and the confirm timeout in seconds.
-_Options = tuple[tuple[bool, bool], float | None, float | None]
 #: A sent message of a run: its place, its options, to where it was published, and when it is due.
 _OfRun = tuple[Run, int, _Options, str, str, int | None]
 
@@ -301,7 +302,7 @@ class PublishBatch:
             elif way_out is not None and due is not None:
                 pending.out = way_out.ready_at(read, template.destination, due, options[2])
         except BinaryDelayError as exc:
-            self._record(pending, DISCARDED, 0, str(exc))
+            self._set_outcome(pending, DISCARDED, 0, str(exc))
         else:
             self.check()
             self._put(pending)
@@ -385,7 +386,7 @@ class PublishBatch:
         with self._lock:
             self._over = self._over or "discarded"
             while self._buffer:
-                self._record(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
+                self._set_outcome(self._buffer.popleft(), DISCARDED, 0, "the batch was discarded")
             self._report()
             self._unconfirmed.clear()
 
@@ -403,9 +404,7 @@ class PublishBatch:
                     # Confirms may come until the broker has closed it.
                     self._close(channel)
             finally:
-                self._record_rest(
-                    "it was not flushed", "the batch was closed before its confirm came"
-                )
+                self._set_rest("it was not flushed", "the batch was closed before its confirm came")
                 try:
                     self._note()
                 finally:
@@ -434,7 +433,7 @@ class PublishBatch:
                 pending.properties,
                 Destination(pending.exchange, pending.routing_key),
                 pending.options[2],
-                in_transaction=not self.channel.supports_batch_publish,
+                in_transaction=self.channel.in_transaction,
             )
             pending.records = pending.out.records
         except BinaryDelayError:
@@ -485,7 +484,7 @@ class PublishBatch:
         except UNDELAYED as exc:
             if pending in self._buffer:
                 self._buffer.remove(pending)
-                self._record(pending, DISCARDED, 0, str(exc))
+                self._set_outcome(pending, DISCARDED, 0, str(exc))
             return
         # A callback may have flushed it meanwhile.
         if not pending.sent:
@@ -509,7 +508,7 @@ class PublishBatch:
             raise
         for pending, reason in unwritable:
             self._buffer.remove(pending)
-            self._record(pending, DISCARDED, 0, reason)
+            self._set_outcome(pending, DISCARDED, 0, reason)
         return gathered
 
     def _write(self, gathered: list[_Pending]) -> None:
@@ -555,7 +554,7 @@ class PublishBatch:
             way_out.record([record for pending in done for record in pending.records])
         except BaseException as exc:
             for pending in done:
-                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
+                self._set_outcome(pending, UNKNOWN, 0, f"{_UNRECORDED}: {exc}")
             mechanism = mechanism_of(self._connection)
             if mechanism is not None:
                 mechanism.amendments.end_if_unanswered(exc)
@@ -567,7 +566,7 @@ class PublishBatch:
             raise
         for pending in done:
             pending.records = ()
-            self._record(pending, CONFIRMED)
+            self._set_outcome(pending, CONFIRMED)
 
     def _wait(self, most: int = 0) -> None:
         """Wait until at most ``most`` of the sent messages are without an answer."""
@@ -694,14 +693,14 @@ class PublishBatch:
         if not self._connection.connected:
             self._give_up(cause)
         reason = str(cause) or type(cause).__name__
-        self._record_rest(f"it was not sent: {reason}", reason)
+        self._set_rest(f"it was not sent: {reason}", reason)
         if self._connection.connected and not isinstance(cause, TimeoutError):
             # Only the channel has closed.
             with suppress(BinaryDelayError, OSError, amqp.AMQPError):
                 self._note()
         for pending in self._to_record:
             if pending.state == CONFIRMED:
-                self._record(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
+                self._set_outcome(pending, UNKNOWN, 0, f"{_UNRECORDED}: {reason}")
         self._to_record.clear()
         failed = [outcome for outcome in self._unreported if outcome[1].state != CONFIRMED]
         self._report()
@@ -715,13 +714,15 @@ class PublishBatch:
                 run, place, *_ = sent
                 run.states[place] = CONFIRMED
             elif sent.returned is None:
-                self._record(sent, CONFIRMED)
+                self._set_outcome(sent, CONFIRMED)
             else:
-                self._record(sent, RETURNED, sent.returned.reply_code, sent.returned.reply_text)
+                self._set_outcome(
+                    sent, RETURNED, sent.returned.reply_code, sent.returned.reply_text
+                )
 
     def _on_nack(self, number: int, multiple: bool) -> None:
         for sent in self._answered(number, multiple):
-            self._record(_whole(sent), NACKED, 0, "the broker refused it")
+            self._set_outcome(_whole(sent), NACKED, 0, "the broker refused it")
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
@@ -763,7 +764,7 @@ class PublishBatch:
         answered = list(takewhile(number.__ge__, sent))
         return [sent.pop(tag) for tag in answered]
 
-    def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
+    def _set_outcome(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)
         pending.state = state
         is_told = self._on_outcome is not None or isinstance(pending.tag, _Place)
@@ -782,12 +783,12 @@ class PublishBatch:
             if not waiting:
                 del self._marks[pending.mark]
 
-    def _record_rest(self, buffered: str, sent: str) -> None:
+    def _set_rest(self, buffered: str, sent: str) -> None:
         for pending in self._sent.values():
-            self._record(_whole(pending), UNKNOWN, 0, sent)
+            self._set_outcome(_whole(pending), UNKNOWN, 0, sent)
         self._sent.clear()
         while self._buffer:
-            self._record(self._buffer.popleft(), DISCARDED, 0, buffered)
+            self._set_outcome(self._buffer.popleft(), DISCARDED, 0, buffered)
 
     def _report(self) -> None:
         while self._unreported:

@@ -87,7 +87,7 @@ class Generations(Protocol):
     """What messages supersede; see :class:`kombu_binary_delay.amendments.generations`."""
 
     @staticmethod
-    def begins(headers: Mapping[str, Any], /) -> bool:
+    def supersedes(headers: Mapping[str, Any], /) -> bool:
         """Return whether a message with these headers supersedes others."""
 
     def named(
@@ -135,7 +135,7 @@ class WayOut:
 
         Any other is published as it is.
         """
-        return asks_for_delay(headers) or self._generations.begins(headers)
+        return asks_for_delay(headers) or self._generations.supersedes(headers)
 
     def ready(
         self,
@@ -164,12 +164,12 @@ class WayOut:
         is_delayed = asks_for_delay(headers)
         if is_delayed and self._router.jitter:
             properties = self._with_jitter(properties, headers)
-        begins = self._generations.begins(headers)
-        if begins:
+        supersedes = self._generations.supersedes(headers)
+        if supersedes:
             properties = self._generations.named(properties, now, in_transaction=in_transaction)
         due = self._due(properties, now)
         records: Sequence[Any] = ()
-        if begins:
+        if supersedes:
             check = partial(self._router.plans.check, properties, due, destination, now)
             records = self._generations.records(properties, due, now, check)
         if not is_delayed:
@@ -186,7 +186,7 @@ class WayOut:
         """
         template, _, headers, properties, due = message
         if not template.is_usual(headers) and (
-            not template.can_encode(headers) or self._generations.begins(headers)
+            not template.can_encode(headers) or self._generations.supersedes(headers)
         ):
             return None
         if due is not None:
@@ -280,7 +280,7 @@ class WayOut:
             Warn(f"a retry of {headers[TASK]} is left to a worker to keep until it is due: {why}")
         )
         records: Sequence[Any] = ()
-        if self._generations.begins(headers):
+        if self._generations.supersedes(headers):
             now = time.time_ns() // 1000
             properties = self._generations.named(properties, now, in_transaction=in_transaction)
             records = self._generations.records(properties, None, now, lambda: None)

@@ -244,24 +244,21 @@ class Router:
         known = self.known
         overflow = str((arguments or {}).get("x-overflow"))
         rejects = overflow.startswith("reject-publish")
-        before = known.queues.get(queue)
-        if before is not None:
-            before.is_temporary, before.is_mailbox = auto_delete, mailbox
         had_relay = known.needs_relay(queue)
         known.queues[queue] = KnownQueue(rejects, auto_delete, mailbox, not is_in_use)
         if not mailbox:
             known.declared[queue] = None
         # It may have created the queue again.
         known.existing -= {("way", queue), ("relay", queue)}
-        # Bindings from before its arguments were known: all of a queue's go one way.
+        # Bindings from before, by the relay or straight: all of a queue's go one way.
         again = known.bindings.of_queue(queue) if known.needs_relay(queue) != had_relay else []
         known.existing.difference_update(again)
         if rejects:
             yield from self._warn_of_overflow(queue, overflow)
         if not mailbox:
             yield from self._routes.run_after_call(self._routes.bind_queue(queue))
-            for binding in again:
-                yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
+        for binding in again:
+            yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
     def _warn_of_overflow(self, queue: str, overflow: str) -> Steps:
         """Warn of what becomes of delayed messages that a queue rejects while it is full."""

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 
 from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
-from kombu_binary_delay.wire.deliveries import Delivery
+from kombu_binary_delay.wire.deliveries import StreamRecord
 from kombu_binary_delay.wire.executor import is_deleted
 from kombu_binary_delay.wire.streams import StreamError, pages
 
@@ -333,7 +333,7 @@ class _Stream:
             return False
         return True
 
-    def _pages(self, begin: int | str, until: int | None = None) -> Iterator[list[Delivery]]:
+    def _pages(self, begin: int | str, until: int | None = None) -> Iterator[list[StreamRecord]]:
         """Yield the events that the stream has; see :func:`~..wire.streams.pages`."""
         url, tls = for_kombus_transport(self.options["broker"])
         with kombu.Connection(url, ssl=tls) as connection:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 from amqp.transport import TCPTransport
@@ -29,7 +30,7 @@ _AT_ONCE = 65536
 _EVERY = 0.05
 
 
-class Delivery:
+class StreamRecord:
     """A message as it was delivered, whose properties are decoded only if somebody asks for them.
 
     :param method: the payload of its method frame.
@@ -81,7 +82,7 @@ def is_possible(connection: Any) -> bool:
 def read(
     connection: Any,
     channel_id: int,
-    take: Callable[[Delivery], object],
+    take: Callable[[StreamRecord], object],
     is_done: Callable[[], bool],
 ) -> None:
     """Read until ``is_done``, and no delivery is incomplete.
@@ -98,30 +99,33 @@ def read(
     def is_over() -> bool:
         return (done or is_done()) and not method
 
-    for frame in _frames(connection.transport, is_over):
-        kind, channel, payload = frame
-        if channel != channel_id or (kind == _METHOD and payload[:4] != _DELIVER):
-            connection.on_inbound_frame(frame)
-        elif kind == _METHOD:
-            method, parts = payload, []
-        elif kind == _HEADER:
-            header = payload
-            (size,) = _SIZE.unpack_from(payload)
-        else:
-            parts.append(payload)
-            size -= len(payload)
-        if method and kind != _METHOD and size == 0:
-            take(Delivery(method, b"".join(parts), header))
-            method = b""
-            # py-amqp's heartbeats compare these counters.
-            connection.bytes_recv += 1
-            if connection.heartbeat and time.monotonic() - heard > connection.heartbeat / 2:
-                heard = time.monotonic()
-                connection.send_heartbeat()
-        done = done or is_done()
+    with closing(_frames(connection.transport, is_over)) as frames:
+        for frame in frames:
+            kind, channel, payload = frame
+            if channel != channel_id or (kind == _METHOD and payload[:4] != _DELIVER):
+                connection.on_inbound_frame(frame)
+            elif kind == _METHOD:
+                method, parts = payload, []
+            elif kind == _HEADER:
+                header = payload
+                (size,) = _SIZE.unpack_from(payload)
+            else:
+                parts.append(payload)
+                size -= len(payload)
+            if method and kind != _METHOD and size == 0:
+                take(StreamRecord(method, b"".join(parts), header))
+                method = b""
+                # py-amqp's heartbeats compare these counters.
+                connection.bytes_recv += 1
+                if connection.heartbeat and time.monotonic() - heard > connection.heartbeat / 2:
+                    heard = time.monotonic()
+                    connection.send_heartbeat()
+            done = done or is_done()
 
 
-def _frames(transport: Any, is_done: Callable[[], bool]) -> Iterator[tuple[int, int, bytes]]:
+def _frames(
+    transport: Any, is_done: Callable[[], bool]
+) -> Generator[tuple[int, int, bytes], None, None]:
     """Yield complete frames; at the end, give the rest back to py-amqp."""
     data, at = bytes(transport._read_buffer), 0  # noqa: SLF001 - where py-amqp itself puts it back
     transport._read_buffer = b""  # noqa: SLF001

@@ -25,7 +25,7 @@ from kombu_binary_delay.ladder.versions import why_no_streams
 from kombu_binary_delay.routing.commands import Answer, Ensure, Look, OutOfReachError
 
 from . import deliveries
-from .deliveries import Delivery
+from .deliveries import StreamRecord
 from .draining import drain, within
 from .executor import Executor
 from .undecodable import take_undecodable
@@ -95,7 +95,7 @@ def count(connection: Any, stream: str) -> int | None:
 
 def pages(
     connection: Any, stream: str, begin: str | int = "first", until: int | None = None
-) -> Iterator[list[Delivery]]:
+) -> Iterator[list[StreamRecord]]:
     """Yield the records of a stream, up to those that it has now, some thousands at a time.
 
     :param connection: of py-amqp.
@@ -104,7 +104,7 @@ def pages(
     :raises amqp.NotFound: as :func:`count`.
     :raises StreamError: if the broker stops to answer, or ends the reading.
     """
-    page: list[Delivery] = []
+    page: list[StreamRecord] = []
     records = count(connection, stream)
     channel = StreamChannel(connection, page.append)
     try:
@@ -141,7 +141,7 @@ class StreamChannel(amqp.Channel):
     """A channel that reads streams. It stays closed if the broker closes it.
 
     :param connection: of py-amqp.
-    :param take: called with each :class:`~.deliveries.Delivery`, in the order of its stream.
+    :param take: called with each :class:`~.deliveries.StreamRecord`, in the order of its stream.
     :param ended: called when the broker has ended the reading of a stream.
     """
 
@@ -152,7 +152,7 @@ class StreamChannel(amqp.Channel):
     def __init__(
         self,
         connection: Any,
-        take: Callable[[Delivery], object],
+        take: Callable[[StreamRecord], object],
         ended: Callable[[], object] = lambda: None,
     ) -> None:
         if connection is None or connection.channels is None:
@@ -293,13 +293,13 @@ class StreamChannel(amqp.Channel):
         if method_sig == spec.Basic.Deliver:
             # While the channel closes, some may still come.
             if not self.has_left:
-                self._receive(Delivery(payload, content.body, message=content))
+                self._receive(StreamRecord(payload, content.body, message=content))
             return None
         if method_sig == spec.Basic.QosOk:
             self._is_answered = True
         return super().dispatch_method(method_sig, payload, content)
 
-    def _receive(self, delivery: Delivery) -> None:
+    def _receive(self, delivery: StreamRecord) -> None:
         if self._silent:
             self._silent.pop(delivery.consumer, None)
         self._count += 1

@@ -740,7 +740,7 @@ def test_what_one_stream_says_does_not_depend_on_what_was_read_of_the_other(chap
     ids=repr,
 )
 def test_a_retry_supersedes_nothing_by_its_key(headers, begins):
-    assert Generations.begins(headers) == begins
+    assert Generations.supersedes(headers) == begins
 
 
 @pytest.mark.parametrize(

@@ -527,6 +527,21 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     assert connection.reached("k", "x") == [connection.topology.parking]
 
 
+@pytest.mark.parametrize("ends", ["auto_delete", "mailbox"])
+def test_a_queue_that_is_made_again_to_end_by_itself_leaves_no_binding_to_its_relay(broker, ends):
+    connection = Connection(broker, relays=["q"])
+    connection.exchange("x", "topic")
+    connection.queue("q")
+    connection.consume()
+    connection.bind("q", "x", "k.*")
+    assert relays(broker)
+
+    connection.run(connection.router.declared_queue("q", {}, **{ends: True}))
+    connection.bind("q", "x", "k.#")
+
+    assert connection.reached("k.a", "x") == ["q"]
+
+
 @pytest.mark.parametrize("forgets", ["unbind", "delete"])
 def test_bindings_that_differ_in_arguments_are_one_until_the_last_is_gone(broker, forgets):
     connection = Connection(broker)

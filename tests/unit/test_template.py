@@ -35,7 +35,7 @@ class Wire:
     """A connection, its transport and its channel, that keep what is written."""
 
     frame_max, bytes_sent, frame_writer = 131072, 0, None
-    connected, supports_batch_publish, refusal = True, True, None
+    connected, refusal = True, None
 
     def __init__(self, settings):
         self.transport = self.connection = self
@@ -60,7 +60,7 @@ class Wire:
 class Channel(amqp.Channel):
     """A channel of that connection, which is not open."""
 
-    supports_batch_publish = True
+    in_transaction = False
 
     def __init__(self, wire):
         self.connection, self.way_out, self.events = wire, wire.way_out, {}
