@@ -153,7 +153,7 @@ def _lateness(broker: Broker, name: str, count: int) -> Row:
         due = (time.time() + 15) // 60 * 60 + 60
         time.sleep(due + 15 - time.time())
         late = [moment - due for moment in arrivals.at if moment >= due]
-        return {**percentiles([1000 * each for each in late]), "sent": len(late)}
+        return {**percentiles([1000 * seconds for seconds in late]), "sent": len(late)}
 
 
 def periodic(broker: Broker, scale: Scale) -> dict[str, Row]:

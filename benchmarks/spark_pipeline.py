@@ -86,7 +86,8 @@ def _measured(calls: Calls, scale: Scale) -> dict[str, Row]:
         progress = call()
         row = {"tasks": tasks, "rate": tasks / (time.perf_counter() - begin)}
         if name.startswith("publish"):
-            row["python_us"] = (_python_cpu() - used) / tasks * 1e6
+            cpu = sum(seconds - used.get(pid, 0.0) for pid, seconds in _python_cpu().items())
+            row["python_us"] = cpu / tasks * 1e6
         if isinstance(progress, Progress):
             row["publishing"] = progress.rate
         return row
@@ -152,13 +153,13 @@ def _alone(broker: Broker, tasks: int) -> None:
         receipts_of(batch, sent, "j", target.ladder(), (0, 0))
 
 
-def _python_cpu() -> float:
-    """Return the seconds of CPU that this process and Spark's Python processes have used."""
-    used = time.process_time()
+def _python_cpu() -> dict[int, float]:
+    """Return the seconds of CPU of this process and of each of Spark's Python processes."""
+    used = {os.getpid(): time.process_time()}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"pyspark.daemon" in (process / "cmdline").read_bytes():
-                used += own_cpu(int(process.name))
+                used[int(process.name)] = own_cpu(int(process.name))
     return used
 
 

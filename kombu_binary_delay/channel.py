@@ -34,6 +34,7 @@ from .ladder.envelope import HEADERS
 from .publishing import PublishBatch
 from .publishing.frames import EncodedMessage
 from .publishing.way_out import UNDELAYED, Outgoing, WayOut, encoded
+from .routing.knowledge import UserBinding
 from .wire.following import Following
 from .wire.mechanism import Mechanism, mechanism_of
 from .wire.received import keep_body
@@ -208,14 +209,14 @@ class ChannelMixin(_Above):
     def _publish_and_go_on(self, *args: Any, **kwargs: Any) -> Any:
         # The actions afterwards talk to the broker. Before the confirm, they would take the frame
         # with the confirm.
-        before, self._afterwards = self._afterwards, []
-        # py-amqp does not pass it on.
-        self._confirm_timeout = kwargs.get("confirm_timeout")
+        before = self._afterwards, self._confirm_timeout
+        # py-amqp does not pass the timeout on.
+        self._afterwards, self._confirm_timeout = [], kwargs.get("confirm_timeout")
         try:
             result = super().basic_publish_confirm(*args, **kwargs)
         finally:
-            actions, self._afterwards = self._afterwards, before
-            self._confirm_timeout = None
+            actions = self._afterwards
+            self._afterwards, self._confirm_timeout = before
         for action in actions or ():
             action()
         return result
@@ -281,6 +282,7 @@ class ChannelMixin(_Above):
             self.following.consumes(queue, tag)
             return super().basic_consume(queue, tag, *options, *args, **kwargs)
         except BaseException:
+            self.following.forget_consumer(tag)
             self.callbacks.pop(tag, None)
             self.no_ack_consumers.discard(tag)
             raise
@@ -364,19 +366,37 @@ class ChannelMixin(_Above):
         return result
 
     def exchange_bind(
-        self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        destination: str,
+        source: str = "",
+        routing_key: str = "",
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Bind an exchange to another, also for delayed messages."""
-        result = super().exchange_bind(destination, source, routing_key, *args, **kwargs)
-        self.following.bound(source, destination, routing_key, to_queue=False)
+        result = super().exchange_bind(
+            destination, source, routing_key, nowait, arguments, **kwargs
+        )
+        binding = UserBinding(source, destination, routing_key, to_queue=False)
+        self.following.bound(binding, arguments)
         return result
 
     def exchange_unbind(
-        self, destination: str, source: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        destination: str,
+        source: str = "",
+        routing_key: str = "",
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Unbind an exchange from another, also for delayed messages."""
-        result = super().exchange_unbind(destination, source, routing_key, *args, **kwargs)
-        self.following.unbound(source, destination, routing_key, to_queue=False)
+        result = super().exchange_unbind(
+            destination, source, routing_key, nowait, arguments, **kwargs
+        )
+        binding = UserBinding(source, destination, routing_key, to_queue=False)
+        self.following.unbound(binding, arguments)
         return result
 
     def queue_declare(
@@ -419,19 +439,33 @@ class ChannelMixin(_Above):
         return result
 
     def queue_bind(
-        self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        queue: str,
+        exchange: str = "",
+        routing_key: str = "",
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Bind a queue, also for delayed messages."""
-        result = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
-        self.following.bound(exchange, queue, routing_key, to_queue=True)
+        result = super().queue_bind(queue, exchange, routing_key, nowait, arguments, **kwargs)
+        binding = UserBinding(exchange, queue, routing_key, to_queue=True)
+        self.following.bound(binding, arguments)
         return result
 
     def queue_unbind(
-        self, queue: str, exchange: str, routing_key: str = "", *args: Any, **kwargs: Any
+        self,
+        queue: str,
+        exchange: str,
+        routing_key: str = "",
+        nowait: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Unbind a queue, also for delayed messages."""
-        result = super().queue_unbind(queue, exchange, routing_key, *args, **kwargs)
-        self.following.unbound(exchange, queue, routing_key, to_queue=True)
+        result = super().queue_unbind(queue, exchange, routing_key, nowait, arguments, **kwargs)
+        binding = UserBinding(exchange, queue, routing_key, to_queue=True)
+        self.following.unbound(binding, arguments)
         return result
 
     # -- its end, and another begin ------------------------------------------------------------
@@ -443,7 +477,7 @@ class ChannelMixin(_Above):
         mechanism = mechanism_of(self.connection)
         if mechanism and mechanism.router.topology.is_named_in(reply_text):
             if reply_code == NotFound.code:
-                mechanism.router.lost()
+                mechanism.router.known.lost()
             if reply_code == AccessRefused.code and args == spec.Basic.Publish:
                 reply_text += (
                     "; grant this user the permission write on that exchange, and the topic "

@@ -15,10 +15,13 @@ import tempfile
 from pathlib import Path
 
 #: Spark's Java processes live for a minute in these tests, and their jobs are small. To compile
-#: their code well, or expressions of a query at all, would take longer than to run them.
+#: their code well, or expressions of a query at all, or to plan a query anew after each of its
+#: stages, would take longer than to run them. And to name the place of a column in errors, PySpark
+#: asks Java ten times for each.
 SHORT_LIVED = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.shuffle.partitions=4"
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn400m -Dspark.sql.shuffle.partitions=2"
     " -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+    " -Dspark.sql.adaptive.enabled=false -Dspark.python.sql.dataFrameDebugging.enabled=false"
 )
 
 _TRAINING = """

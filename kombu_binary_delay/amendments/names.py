@@ -252,10 +252,6 @@ class Ids(Names):
         at = self._cancelled_at.get(name)
         return self._cancelled.get(name, 0) - self.max_age if at is None else at
 
-    def knows(self, name: str, now: int) -> bool:
-        """Return whether anything is known of an id."""
-        return self.is_cancelled(name, now) or self.find(name, now) is not None
-
     def known(self, name: str, until: int, now: int) -> Known:
         """Return what is known of an id; if it was cancelled, that is part of it from now on."""
         is_new = self.find(name, now) is None

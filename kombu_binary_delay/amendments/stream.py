@@ -377,13 +377,10 @@ class Amendments:
 
     def _open(self) -> RecordChannel:
         if self._channel is None or not self._channel.is_open:
-            self._check_open()
+            if self._connection.channels is None:
+                raise RecoverableConnectionError("the connection is closed")
             channel = RecordChannel(self._connection, auto_decode=False)
             channel.open()
             channel.confirm_select()
             self._channel = channel
         return self._channel
-
-    def _check_open(self) -> None:
-        if self._connection.channels is None:
-            raise RecoverableConnectionError("the connection is closed")

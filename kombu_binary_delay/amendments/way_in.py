@@ -307,7 +307,7 @@ class WayIn:
         info, journal = message.delivery_info, mechanism.journal
         came_to = Destination(info.get("exchange", ""), info.get("routing_key", ""))
         queue = self._channel.following.queue_of(info)
-        delivery = mechanism.router.received(*came_to, message.properties, queue)
+        delivery = mechanism.router.deliveries.received(*came_to, message.properties, queue)
         told = None
         if delivery is None:
             if journal is not None:
@@ -351,7 +351,9 @@ class WayIn:
         if due is None:
             return None
         info = message.delivery_info
-        wait = mechanism.router.wait(info.get("exchange", ""), info.get("routing_key", ""), wrapped)
+        wait = mechanism.router.deliveries.wait(
+            info.get("exchange", ""), info.get("routing_key", ""), wrapped
+        )
         name, _ = id_and_headers(message.properties)
         arrived = watch.Delivered(
             name,
@@ -371,7 +373,7 @@ class WayIn:
         info = message.delivery_info
         came_to = Destination(info.get("exchange", ""), info.get("routing_key", ""))
         queue = self._channel.following.queue_of(info)
-        delivery = self._mechanism.router.received(*came_to, message.properties, queue)
+        delivery = self._mechanism.router.deliveries.received(*came_to, message.properties, queue)
         return delivery or Delivery(came_to, message.properties)
 
     def _acknowledge(self, message: Any) -> None:

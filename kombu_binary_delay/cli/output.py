@@ -61,21 +61,21 @@ def schedules(value: Schedules) -> RenderableType:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name in ("schedule", "when", "next due", "last run", ""):
         table.add_column(name, overflow="fold")
-    for each in value.schedules:
+    for schedule in value.schedules:
         left_out = [
             f"{count} {word}"
-            for count, word in ((each.missed, "missed"), (each.skipped, "skipped"))
+            for count, word in ((schedule.missed, "missed"), (schedule.skipped, "skipped"))
             if count
         ]
-        state = each.state if each.state != WAITING else ""
+        state = schedule.state if schedule.state != WAITING else ""
         table.add_row(
-            plain(each.name),
-            plain(each.when),
-            moment(each.next_due, zone=False) if each.next_due else "",
-            moment(each.last_due, zone=False) if each.last_due else "",
+            plain(schedule.name),
+            plain(schedule.when),
+            moment(schedule.next_due, zone=False) if schedule.next_due else "",
+            moment(schedule.last_due, zone=False) if schedule.last_due else "",
             Text(
                 ", ".join(filter(None, [state, *left_out])),
-                style=_COLOURS["error"] if each.state == OVERDUE_NOW else "dim",
+                style=_COLOURS["error"] if schedule.state == OVERDUE_NOW else "dim",
             ),
         )
     foot = f"{plural(value.workers or 0, 'worker')} to send them; all times are in UTC"

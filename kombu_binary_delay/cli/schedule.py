@@ -70,9 +70,9 @@ def list_(broker: Target, printer: Printer) -> int:
     """List the schedules, and how far each has come."""
     app = _app(broker)
     with broker.delaying() as connection:
-        found = schedules.listed(app, connection=connection)
-    printer.show(found, "schedules")
-    return FOUND if found.overdue else OK
+        of_apps = schedules.listed(app, connection=connection)
+    printer.show(of_apps, "schedules")
+    return FOUND if of_apps.overdue else OK
 
 
 def _by_name(

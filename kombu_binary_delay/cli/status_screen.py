@@ -130,14 +130,14 @@ def _ladder(ladder: LadderStatus, *, rates: bool) -> Iterator[RenderableType]:
     yield ""
 
 
-def _levels(ladder: LadderStatus) -> Table:
+def _levels(ladder: LadderStatus, *, by_queue: bool = True) -> Table:
     levels: dict[int, list[Waiting]] = {}
     for waiting in ladder.queues:
         if waiting.level is not None:
             levels.setdefault(waiting.level, []).append(waiting)
     highest = max((level for level, row in levels.items() if _sum(row)), default=-1)
     shown = {level: levels[level] for level in sorted(levels) if level <= highest}
-    columns = max(map(len, shown.values()), default=0)
+    columns = max(map(len, shown.values()), default=0) if by_queue else 0
     direct = sorted(
         (queue for queue in ladder.queues if queue.level is None and queue.messages),
         key=lambda queue: -queue.messages,
@@ -159,6 +159,10 @@ def _levels(ladder: LadderStatus) -> Table:
         table.add_row(*_level("direct", [waiting], columns, most, room, leaving=leaving))
     if len(direct) > _DIRECT:
         table.add_row(f"and {len(direct) - _DIRECT} more direct queues")
+    width = console().width
+    wide = console().options.update_width(2 * width)
+    if by_queue and console().measure(table, options=wide).maximum > width:
+        return _levels(ladder, by_queue=False)
     return table
 
 

@@ -18,12 +18,12 @@ def scheduled(connection: Any, management: Management, namespace: str) -> tuple[
     :raises UnreachableError: if the management API does not answer.
     """
     names = names_among(namespace, queues_now(management))
-    return tuple(listing(connection.connection, each) for each in names)
+    return tuple(listing(connection.connection, app_names) for app_names in names)
 
 
-def standstills(found: Iterable[Schedules]) -> Iterable[tuple[str, str, str]]:
+def standstills(of_apps: Iterable[Schedules]) -> Iterable[tuple[str, str, str]]:
     """Yield what stands still, what was found of it, and what to do."""
-    for app in found:
+    for app in of_apps:
         if app.schedules and app.workers is None:
             yield (
                 f"the schedules of {app.app}",
@@ -31,6 +31,6 @@ def standstills(found: Iterable[Schedules]) -> Iterable[tuple[str, str, str]]:
                 "'schedule apply' with -A and that app makes it",
             )
         do = "see the log of its workers" if app.workers else "start a worker of that app"
-        for each in app.overdue:
-            found_late = f"overdue, and {app.workers or 'no'} workers could send it"
-            yield f"the schedule {each.name} of {app.app}", found_late, do
+        for schedule in app.overdue:
+            overdue = f"overdue, and {app.workers or 'no'} workers could send it"
+            yield f"the schedule {schedule.name} of {app.app}", overdue, do

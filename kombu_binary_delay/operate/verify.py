@@ -134,8 +134,8 @@ def verify(  # noqa: PLR0913 - the last ones are what the settings and the asker
         *_policies(management, topology, snapshot, amendments + journal),
         *_limits(management, (topology,) if lanes is None else lanes, snapshot, user),
         *(
-            Difference("error", what, found, "its tasks are not sent", remedy)
-            for what, found, remedy in standstills(schedules)
+            Difference("error", what, state, "its tasks are not sent", remedy)
+            for what, state, remedy in standstills(schedules)
         ),
         *_permissions(
             management,

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from threading import RLock
 from typing import Any, NamedTuple, Self
@@ -47,7 +48,8 @@ _UNRECORDED = "it was published, but not recorded, so what it supersedes is deli
 _LAST_WORD = 1.0
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """The outcome of one message of a batch.
 
     :param tag: the publisher's name for it; None if it has none.
@@ -253,6 +255,8 @@ class PublishBatch:
             self.check()
             if way_out is not None and headers and way_out.concerns(headers):
                 self._make_out(pending, way_out)
+                # A callback may have closed it meanwhile.
+                self.check()
             self._put(pending)
 
     def fill(
@@ -299,6 +303,7 @@ class PublishBatch:
         except BinaryDelayError as exc:
             self._record(pending, DISCARDED, 0, str(exc))
         else:
+            self.check()
             self._put(pending)
 
     def _write_run(self, way_out: WayOut, run: Run, begin: int, options: _Options) -> int:
@@ -511,7 +516,7 @@ class PublishBatch:
         """Write the gathered messages, the first of the buffer, to the broker."""
         if not gathered:
             return
-        limits = [each.options[1] for each in gathered if each.options[1] is not None]
+        limits = [pending.options[1] for pending in gathered if pending.options[1] is not None]
         for pending in gathered:
             self._number += 1
             self._sent[self._number] = self._buffer.popleft()
@@ -720,11 +725,11 @@ class PublishBatch:
 
     def _on_return(self, exc: Any, exchange: str, routing_key: str, message: Any) -> None:
         """Find the returned message; its ack comes after it."""
-        found = undecodable(message)
-        key: Any = (found and found.routing_key) or routing_key
+        cut = undecodable(message)
+        key: Any = (cut and cut.routing_key) or routing_key
         self._mark_sent()
         mark = _mark(message.body, message.properties, exchange, key)
-        if found and mark not in self._marks:
+        if cut and mark not in self._marks:
             # Of what was returned, its ids could not be read.
             mark = next((written for written in self._marks if written[:3] == mark[:3]), mark)
         waiting = self._marks.get(mark)
@@ -756,7 +761,7 @@ class PublishBatch:
         if not multiple:
             return [sent.pop(number)] if number in sent else []
         answered = list(takewhile(number.__ge__, sent))
-        return [sent.pop(each) for each in answered]
+        return [sent.pop(tag) for tag in answered]
 
     def _record(self, pending: _Pending, state: str, code: int = 0, text: str = "") -> None:
         self._unmark(pending)

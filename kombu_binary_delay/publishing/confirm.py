@@ -57,7 +57,7 @@ class ConfirmChannel(amqp.Channel):
             and mechanism.router.topology.is_named_in(reply_text)
         ):
             # The ladder is then declared again for the next delayed message.
-            mechanism.router.lost()
+            mechanism.router.known.lost()
         # Else our own close has crossed it, and the broker answers that, too.
         if not self.is_closing:
             self.collect()

@@ -74,7 +74,8 @@ def encode(body: Any, properties: dict[str, Any], frame_max: int) -> tuple[Any, 
     The parameters and errors are those of :class:`EncodedMessage`.
     """
     if isinstance(body, str):
-        body = body.encode(properties.setdefault("content_encoding", "utf-8"))
+        encoding = properties["content_encoding"] = properties.get("content_encoding") or "utf-8"
+        body = body.encode(encoding)
     header = _write_properties(properties)
     _check_size(header, frame_max - _OVERHEAD)
     return body, header
@@ -215,7 +216,7 @@ def _write_properties(properties: dict[str, Any]) -> bytes:
 # Messages of one kind have the same properties.
 @lru_cache(maxsize=256)
 def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], bytes]], ...]:
-    return tuple(each for each in PROPERTIES if each[0] in names)
+    return tuple(property_ for property_ in PROPERTIES if property_[0] in names)
 
 
 def _write_short(text: Any) -> bytes:

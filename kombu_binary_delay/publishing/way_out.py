@@ -170,7 +170,7 @@ class WayOut:
         due = self._due(properties, now)
         records: Sequence[Any] = ()
         if begins:
-            check = partial(self._router.check, properties, due, destination, now)
+            check = partial(self._router.plans.check, properties, due, destination, now)
             records = self._generations.records(properties, due, now, check)
         if not is_delayed:
             return Outgoing(properties, *destination, records=records)
@@ -211,7 +211,7 @@ class WayOut:
         if EXPIRATION in properties and not is_expiration(properties[EXPIRATION]):
             return None
         name = properties.get("message_id") or properties.get("correlation_id")
-        entry = self._router.enter(template.destination, due, now, template.priority, name)
+        entry = self._router.plans.enter(template.destination, due, now, template.priority, name)
         if entry is None:
             return None
         return template.encode(headers, properties, -(-due // 1000)), due, *entry
@@ -297,6 +297,9 @@ class WayOut:
 
     def note(self, out: Outgoing) -> None:
         """Write the event of a message that was sent to the journal."""
+        if out.due is not None:
+            # The next one need not wait: of one that was sent by a batch, the confirm says it.
+            self._router.relies_on_others = False
         if out.is_delayed and self._journal is not None:
             self._journal.scheduled(out.properties, out.exchange, out.routing_key)
         if watch.published and out.due is not None:
@@ -305,7 +308,7 @@ class WayOut:
     def _notify(self, out: Outgoing, due: int) -> None:
         """Notify listeners of a message that is on the ladder."""
         name, _ = id_and_headers(out.given[0])
-        wait = self._router.wait(out.exchange, out.routing_key, out.properties[HEADERS])
+        wait = self._router.deliveries.wait(out.exchange, out.routing_key, out.properties[HEADERS])
         asked = (wait or 0) / 1000
         task = watch.task_of(out.given[0])
         message = watch.Published(name, task, *out.given[1], asked, due / 1_000_000)
@@ -329,7 +332,7 @@ class WayOut:
         properties, destination = given
         properties = _expiring(properties, due, now)
         router, journal = self._router, self._journal
-        plan = router.publish(properties, due, destination, now)
+        plan = router.plans.publish(properties, due, destination, now)
         is_noted = journal is None or journal.is_ready
         if plan.needs or not is_noted:
             # Where the broker blocks publishers, it answers nothing after the publish.
@@ -339,12 +342,12 @@ class WayOut:
                 # Twice: what a shorter delay passes may be something else.
                 for _ in range(2):
                     if plan.needs:
-                        _prepare(router, self._executor, plan.needs, now)
+                        self._executor.run(router.prepare(plan.needs, now))
                     if due is None or due <= now:
                         break
                     # That took time, which is a part of the delay; at least one tick remains.
                     now = min(time.time_ns() // 1000, due - 1)
-                    plan = router.publish(properties, due, destination, now, plan.lane)
+                    plan = router.plans.publish(properties, due, destination, now, plan.lane)
                     if not plan.needs:
                         break
         exchange, key, wrapped, lane, _ = plan
@@ -446,8 +449,8 @@ def through(  # noqa: PLR0913 - by what, from where, to where, and what that nee
     :raises TopologyError: if the broker refuses to declare what it needs.
     """
     now = time.time_ns() // 1000
-    plan, enter = router.plan_through(exchange, destination, due, now)
-    _prepare(router, executor, plan.needs, now)
+    plan, enter = router.plans.through(exchange, destination, due, now)
+    executor.run(router.prepare(plan.needs, now))
     command = Ensure(way + Part(bindings=(enter,)), f"the way of {exchange!r} through the ladder")
     if executor.do(command) is Answer.MISSING:
         declare()
@@ -502,10 +505,3 @@ def back_onto(
     if isinstance(headers.get("CC"), list):
         headers["CC"] = [again(key) if isinstance(key, str) else key for key in headers["CC"]]
     return Outgoing({**properties, HEADERS: headers}, place.exchange, again(place.routing_key))
-
-
-def _prepare(
-    router: Router, executor: Executor, needs: frozenset[tuple[Any, ...]], now: int
-) -> None:
-    """Make what a delayed message needs."""
-    executor.run(router.prepare(needs, now))

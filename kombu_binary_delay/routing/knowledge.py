@@ -58,7 +58,10 @@ class Repetition(Enum):
 
 
 class UserBinding(NamedTuple):
-    """A binding that the program made, from an exchange to a queue or another exchange."""
+    """A binding that the program made, from an exchange to a queue or another exchange.
+
+    Those that differ only in arguments are one, as they are for delayed messages.
+    """
 
     exchange: str
     destination: str
@@ -72,10 +75,11 @@ class UserBinding(NamedTuple):
 
 
 class UserBindings:
-    """The bindings that a connection made, in order; those of mailboxes are left out."""
+    """The bindings that a connection made, in order; those of private names are left out."""
 
     def __init__(self) -> None:
-        self._all: dict[UserBinding, None] = {}
+        #: Each with the arguments with which it was made.
+        self._all: dict[UserBinding, set[str]] = {}
         self._behind: dict[str, dict[UserBinding, None]] = {}
 
     def __iter__(self) -> Iterator[UserBinding]:
@@ -96,19 +100,32 @@ class UserBindings:
             binding for binding in self._all if binding.to_queue and binding.destination == queue
         ]
 
-    def add(self, binding: UserBinding) -> None:
+    def add(self, binding: UserBinding, arguments: Mapping[str, Any] | None) -> None:
         """Remember a binding."""
-        self._all[binding] = None
+        self._all.setdefault(binding, set()).add(_as_text(arguments))
         if not binding.to_queue:
             self._behind.setdefault(binding.exchange, {})[binding] = None
 
+    def remove(self, binding: UserBinding, arguments: Mapping[str, Any] | None) -> bool:
+        """Forget a binding with some arguments; return whether none with others is left."""
+        left = self._all.get(binding, set()) - {_as_text(arguments)}
+        if left:
+            self._all[binding] = left
+        else:
+            self.discard(binding)
+        return not left
+
     def discard(self, binding: UserBinding) -> None:
-        """Forget a binding, if it is known."""
+        """Forget a binding with all arguments, if it is known."""
         self._all.pop(binding, None)
         behind = self._behind.get(binding.exchange, {})
         behind.pop(binding, None)
         if not behind:
             self._behind.pop(binding.exchange, None)
+
+
+def _as_text(arguments: Mapping[str, Any] | None) -> str:
+    return repr(sorted((arguments or {}).items()))
 
 
 @dataclass

@@ -1,14 +1,15 @@
 """Every decision of one connection. Pure.
 
-For a publish, the router returns a :class:`Plan`; for a delivery, a :class:`Delivery`; for what a
-program declares, binds or deletes, the commands to run, see :mod:`.commands`. What the connection
-knows is in one :class:`.Knowledge`. Its set ``existing`` has what exists on the broker; a plan's
-needs are what is missing from it, which is nearly always nothing.
+For a publish, ``plans`` returns a :class:`Plan`; for a delivery, ``deliveries`` returns a
+:class:`Delivery`; for what a program declares, binds or deletes, the router yields the commands to
+run, see :mod:`.commands`. What the connection knows is in one :class:`.Knowledge`. Its set
+``existing`` has what exists on the broker; a plan's needs are what is missing from it, which is
+nearly always nothing.
 
 The router holds the objects that decide about the parts, each of which takes that state:
 :class:`.Levels` and :class:`.Routes` what to declare, :class:`.Checks` what to look at again,
 :class:`.Plans` what to publish, and :class:`.Deliveries` how what comes was published. Nothing else
-asks them. They must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
+asks the first three. They must not do I/O, read a clock, or know Kombu, py-amqp or Celery.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class Router:
         self._levels = levels = Levels(known)
         self._routes = routes = Routes(known, levels)
         self._checks = Checks(known, levels, routes)
-        self._plans = Plans(known)
-        self._deliveries = Deliveries(known)
+        #: Answers publishes.
+        self.plans = Plans(known)
+        #: Reads deliveries.
+        self.deliveries = Deliveries(known)
         #: What makes a need of each kind; its arguments are what the need names beside its kind.
         self._makers: dict[str, Callable[..., Steps]] = {
             "bindings": routes.repeat_all,
@@ -83,12 +86,6 @@ class Router:
             "level": levels.declare_up_to,
             "direct": levels.declare_direct_queue,
         }
-        # Publishes are answered by the plans, and deliveries by what reads them.
-        self.publish, self.check = self._plans.publish, self._plans.check
-        self.enter = self._plans.enter
-        self.plan_through = self._plans.through
-        self.received, self.wait = self._deliveries.received, self._deliveries.wait
-        self.lost = known.lost
 
     def opened(self) -> Steps:
         """Warn about the guarantees that a new connection cannot give."""
@@ -216,6 +213,9 @@ class Router:
 
     def consuming(self) -> Steps:
         """Repeat what was bound so far for delayed messages: the connection begins to consume."""
+        if self.relies_on_others:
+            # A publish that waits could run the program's code. So the next one looks by itself.
+            self.relies_on_others, self.known.looked = False, 1
         if self.known.declares:
             yield from self._routes.consuming()
 
@@ -288,20 +288,19 @@ class Router:
         known = self.known.queues.setdefault(queue, KnownQueue(refuses, temporary))
         known.rejects, known.is_temporary = refuses, temporary
 
-    def bound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+    def bound(self, binding: UserBinding, arguments: Mapping[str, Any] | None = None) -> Steps:
         """Remember a binding, and repeat it if this connection delays or consumes."""
-        if self._is_repeated(exchange, destination):
-            binding = UserBinding(exchange, destination, key, to_queue)
-            self.known.bindings.add(binding)
+        if self._is_repeated(binding.exchange, binding.destination):
+            self.known.bindings.add(binding, arguments)
             # The program may bind again because our bindings were deleted.
-            self.known.existing -= {binding, ("mirror", exchange), ("mirror", destination)}
+            mirrors = {("mirror", end) for end in binding.ends}
+            self.known.existing -= {binding, *mirrors}
             yield from self._routes.run_after_call(self._routes.mirrors.repeat(binding))
 
-    def unbound(self, exchange: str, destination: str, key: str, *, to_queue: bool) -> Steps:
+    def unbound(self, binding: UserBinding, arguments: Mapping[str, Any] | None = None) -> Steps:
         """Remove what :meth:`bound` made, here or in another process."""
-        if self._is_repeated(exchange, destination):
-            binding = UserBinding(exchange, destination, key, to_queue)
-            self.known.bindings.discard(binding)
+        is_repeated = self._is_repeated(binding.exchange, binding.destination)
+        if is_repeated and self.known.bindings.remove(binding, arguments):
             self.known.shared.forget()
             if self.known.declares:
                 yield from log_refusals(self._routes.mirrors.remove(binding))

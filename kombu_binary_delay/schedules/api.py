@@ -117,15 +117,15 @@ def _change(
         with store.locked():
             before = store.definitions()
             changed = change(_known(before, name))
-            after = {each: before[each] for each in before if each != name}
+            after = {other: before[other] for other in before if other != name}
             _write(store, before, {**after, name: changed} if changed else after)
 
 
-def _known(found: Definitions, name: str) -> Schedule:
-    if name not in found:
-        names = ", ".join(map(repr, sorted(found)[:5])) or "none"
+def _known(known: Definitions, name: str) -> Schedule:
+    if name not in known:
+        names = ", ".join(map(repr, sorted(known)[:5])) or "none"
         raise ScheduleError(f"there is no schedule {shown(name)}; there are {names}")
-    return found[name]
+    return known[name]
 
 
 def _write(store: Store, before: Definitions, after: Definitions) -> None:
@@ -134,10 +134,10 @@ def _write(store: Store, before: Definitions, after: Definitions) -> None:
         return
     store.write(after)
     began = [
-        Occurrence(name, each.series, due)
-        for name, each in after.items()
-        if (name not in before or before[name].series != each.series)
-        and (due := expected(each, 0)) is not None
+        Occurrence(name, schedule.series, due)
+        for name, schedule in after.items()
+        if (name not in before or before[name].series != schedule.series)
+        and (due := expected(schedule, 0)) is not None
     ]
     with PublishBatch(store.client.default_channel) as batch:
         store.arm(batch, began)

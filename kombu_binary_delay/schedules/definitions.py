@@ -142,23 +142,25 @@ def merge(
             after[name] = schedule.renewed(next(series), now)
             names["added"].append(name)
             continue
-        state = {each: getattr(old, each) for each in _STATE}
+        state = {kept_field: getattr(old, kept_field) for kept_field in _STATE}
         kept = replace(schedule, **state)
         names["unchanged" if kept == old else "changed"].append(name)
         is_same_time = kept.when == old.when
         after[name] = kept if is_same_time else kept.renewed(next(series), now, paused=old.paused)
     removed = tuple(name for name in before if name not in wanted)
-    return after, Applied(**{word: tuple(found) for word, found in names.items()}, removed=removed)
+    return after, Applied(
+        **{word: tuple(changed) for word, changed in names.items()}, removed=removed
+    )
 
 
 def to_line(definitions: Definitions) -> str:
     """Write schedules as JSON."""
     written = {
         name: {
-            **{key: value for key, value in asdict(each).items() if key != "name"},
-            "when": each.when.data(),
+            **{key: value for key, value in asdict(schedule).items() if key != "name"},
+            "when": schedule.when.data(),
         }
-        for name, each in definitions.items()
+        for name, schedule in definitions.items()
     }
     return str(json.dumps({"schedules": written}))
 
@@ -168,8 +170,8 @@ def from_line(line: str | bytes) -> Definitions | None:
     try:
         read = json.loads(line)["schedules"]
         return {
-            name: Schedule(name, **{**each, "when": When.read(each["when"])})
-            for name, each in read.items()
+            name: Schedule(name, **{**fields, "when": When.read(fields["when"])})
+            for name, fields in read.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

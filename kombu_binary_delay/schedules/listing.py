@@ -44,8 +44,8 @@ class Names:
 def names_among(namespace: str, queues: Iterable[str]) -> list[Names]:
     """Return the names of all apps that have schedules, by the names of a broker's queues."""
     begin = f"{namespace}.schedules."
-    found = (q for q in queues if q.startswith(begin) and q.endswith(_DEFINITIONS))
-    return [Names(namespace, q[len(begin) : -len(_DEFINITIONS)]) for q in sorted(found)]
+    queues_of_apps = (q for q in queues if q.startswith(begin) and q.endswith(_DEFINITIONS))
+    return [Names(namespace, q[len(begin) : -len(_DEFINITIONS)]) for q in sorted(queues_of_apps)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Schedules:
     @property
     def overdue(self) -> list[Listed]:
         """Those whose occurrence is ten seconds late."""
-        return [each for each in self.schedules if each.state == OVERDUE_NOW]
+        return [schedule for schedule in self.schedules if schedule.state == OVERDUE_NOW]
 
 
 def listing(connection: Any, names: Names) -> Schedules:
@@ -98,12 +98,12 @@ def listing(connection: Any, names: Names) -> Schedules:
 
     :param connection: of py-amqp.
     """
-    found = read_definitions(connection, names) or {}
-    progress = read_progress(connection, names) if found else {}
+    defined = read_definitions(connection, names) or {}
+    progress = read_progress(connection, names) if defined else {}
     now = time.time_ns() // 1_000_000
     rows = (
-        _listed(each, progress.get(name, Progress()), names.queue, now)
-        for name, each in sorted(found.items())
+        _listed(schedule, progress.get(name, Progress()), names.queue, now)
+        for name, schedule in sorted(defined.items())
     )
     return Schedules(names.app, tuple(rows), _workers(connection, names.queue))
 
@@ -167,13 +167,13 @@ def last(connection: Any, stream: str, read: Callable[[bytes], _Read | None]) ->
         return None
     # The last few may be of somebody else.
     for begin in ("last", "first"):
-        found: _Read | None = None
+        latest: _Read | None = None
         is_empty = True
         for page in streams.pages(connection, stream, begin):
             is_empty = False
             for record in page:
                 value = read(bytes(record.body))
-                found = found if value is None else value
-        if is_empty or found is not None:
-            return found
+                latest = latest if value is None else value
+        if is_empty or latest is not None:
+            return latest
     return None

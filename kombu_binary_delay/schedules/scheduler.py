@@ -151,9 +151,9 @@ class Scheduler:
         return missing
 
     def _learn(self, record: Any) -> None:
-        found = definitions.from_line(bytes(record.body))
-        if found is not None:
-            self._definitions, self._expected = found, {}
+        learned = definitions.from_line(bytes(record.body))
+        if learned is not None:
+            self._definitions, self._expected = learned, {}
 
     def _lose(self) -> None:
         self._is_lost = True
@@ -373,7 +373,9 @@ class Scheduler:
 
     def _note_progress(self) -> None:
         if self._unnoted and self._connection.connected:
-            kept = {n: each for n, each in self._progress.items() if n in self._definitions}
+            kept = {
+                name: made for name, made in self._progress.items() if name in self._definitions
+            }
             self._store.publish([(self._names.progress, series.to_line(kept))])
             self._unnoted.clear()
 

@@ -37,11 +37,11 @@ class Occurrence:
         """Read it; None if it is none."""
         try:
             read = json.loads(line)
-            found = cls(read["schedule"], read["series"], read["due"])
+            occurrence = cls(read["schedule"], read["series"], read["due"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        types = [type(found.schedule), type(found.series), type(found.due)]
-        return found if types == [str, str, int] else None
+        types = [type(occurrence.schedule), type(occurrence.series), type(occurrence.due)]
+        return occurrence if types == [str, str, int] else None
 
 
 class Progress(NamedTuple):
@@ -113,6 +113,6 @@ def from_line(line: str | bytes) -> dict[str, Progress] | None:
     """Read what :func:`to_line` wrote; None if it is something else."""
     try:
         read = json.loads(line)["progress"]
-        return {name: Progress(*map(int, each)) for name, each in read.items()}
+        return {name: Progress(*map(int, numbers)) for name, numbers in read.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -268,7 +268,7 @@ def _run(
     groups = staged.groupBy("fate", "action", F.shiftright("place", 33))
     figures = F.min("place").alias("first"), F.count("*").alias("rows")
     parts = groups.agg(*figures).collect()
-    staging.check_stored(sum(each["rows"] for each in parts))
+    staging.check_stored(sum(row["rows"] for row in parts))
     progress = _counted(staged, parts)
     if progress.rejected:
         rejected = staged.where("fate = 'rejected'").select(

@@ -410,7 +410,7 @@ class Kit(ABC):
         now = self._clock.now()
         due = max(milliseconds, fate.due if fate else 0) * 1000 or now
         router = self._ladders[topology].delay_mechanism.router
-        (exchange, key), properties = router.received(
+        (exchange, key), properties = router.deliveries.received(
             topology.delivery, message.keys[0], message.properties, ""
         )
         headers = properties.get(HEADERS) or {}

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kombu_binary_delay.routing.commands import Steps
+from kombu_binary_delay.routing.knowledge import UserBinding
 from kombu_binary_delay.routing.router import Router
 
 from .mechanism import mechanism_of
@@ -85,17 +86,13 @@ class Following:
         """Delete a queue's bindings for delayed messages."""
         self.run(self._router.deleted_queue(queue or self.last_queue))
 
-    def bound(self, source: str, destination: str, key: str, *, to_queue: bool) -> None:
+    def bound(self, binding: UserBinding, arguments: dict[str, Any] | None) -> None:
         """Apply a binding to delayed messages, too."""
-        if to_queue:
-            destination, key = self._queue_and_key(destination, key)
-        self.run(self._router.bound(source, destination, key, to_queue=to_queue))
+        self.run(self._router.bound(self._named(binding), arguments))
 
-    def unbound(self, source: str, destination: str, key: str, *, to_queue: bool) -> None:
+    def unbound(self, binding: UserBinding, arguments: dict[str, Any] | None) -> None:
         """Remove a binding for delayed messages, too."""
-        if to_queue:
-            destination, key = self._queue_and_key(destination, key)
-        self.run(self._router.unbound(source, destination, key, to_queue=to_queue))
+        self.run(self._router.unbound(self._named(binding), arguments))
 
     def consuming(self) -> None:
         """From now on, the bindings of this connection also apply to delayed messages."""
@@ -143,15 +140,16 @@ class Following:
         self._channel.mechanism.executor.run(steps)
         self.raise_from_callbacks()
 
-    def _queue_and_key(self, queue: str, key: str) -> tuple[str, str]:
-        """Return the queue and the key of a binding: in AMQP, both can be left out.
+    def _named(self, binding: UserBinding) -> UserBinding:
+        """Return a binding with its queue and key: in AMQP, both can be left out.
 
         An empty name is the queue that this channel declared last, and, together with that, an
         empty key is its name.
         """
-        if queue:
-            return queue, key
-        return self.last_queue, key or self.last_queue
+        if binding.destination or not binding.to_queue:
+            return binding
+        key = binding.key or self.last_queue
+        return binding._replace(destination=self.last_queue, key=key)
 
     @property
     def _router(self) -> Router:

@@ -108,7 +108,9 @@ def test_a_task_that_is_postponed_twice_goes_by_the_last_time(system: LocalSyste
 
 def test_what_expires_before_its_new_time_does_not_run(system: LocalSystem, worker: Worker):
     with system.held(worker.name):
-        expired, kept = (system.send("note", countdown=0.5, expires=each) for each in (2, 600))
+        expired, kept = (
+            system.send("note", countdown=0.5, expires=expires) for expires in (2, 600)
+        )
         reschedule([expired, kept], countdown=4)
     system.journal.wait_for(kept.id)
     wait_until(lambda: system.journal.revoked(expired.id), "the signal")

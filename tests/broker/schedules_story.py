@@ -69,7 +69,7 @@ def ledger(lines: list[Line], every: float, name: str) -> Ledger:
         tuple(sorted(due - first for due in wanted - runs.keys())),
         sum(count > 1 for count in runs.values()),
         len({(line.due, line.id) for line in of_it}) - len(runs),
-        len(runs.keys() - wanted) + sum(each < 0 for each in late),
+        len(runs.keys() - wanted) + sum(lateness < 0 for lateness in late),
         (shares[0], shares[1], round(late[-1], 2)),
     )
 
@@ -101,7 +101,7 @@ class Story:
     def kill_a_worker(self) -> None:
         """Kill one of the two, and start another."""
         random.choice(self.workers).kill()
-        self.workers = [each if each.is_running else self._worker() for each in self.workers]
+        self.workers = [worker if worker.is_running else self._worker() for worker in self.workers]
 
     def lines(self) -> list[Line]:
         text = self.path.read_text() if self.path.exists() else ""

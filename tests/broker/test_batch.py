@@ -693,7 +693,7 @@ def interrupt(connect, channel):
 
 def forget(batch):
     """Have the ladder declared again for the next delay that is written."""
-    batch.channel.connection.delay_mechanism.router.lost()
+    batch.channel.connection.delay_mechanism.router.known.lost()
 
 
 def test_what_a_callback_takes_while_declaring_is_no_longer_to_be_waited(

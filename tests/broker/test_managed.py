@@ -81,10 +81,8 @@ def test_a_revoke_on_amazon_mq_declares_nothing_and_says_so_once(amazon, vhost, 
                 refused()
     assert vhost.queues() == []
     assert [exchange["name"] for exchange in vhost.exchanges()] == ["celery.pidbox"]  # Celery's
-    said = [record.getMessage() for record in caplog.records if AMAZON in record.getMessage()]
-    assert [text.partition(" ")[0] for text in said] == ["the", "a"]
-    assert said[0].startswith("the journal is written to")
-    assert said[1].startswith("a revoke is not recorded")
+    said = sorted(text for text in caplog.messages if AMAZON in text)
+    assert [text.partition(" is ")[0] for text in said] == ["a revoke", "the journal"]
 
 
 def test_delays_work_on_amazon_mq_and_no_command_makes_a_stream(amazon, vhost, connect, run):
@@ -141,13 +139,13 @@ def test_the_default_queue_type_changes_no_queue_of_ours(vhost, connect, collect
     ids=str,
 )
 def test_a_policy_on_all_queues_is_judged_by_what_it_does(vhost, run, differences, policy):
-    kind, definition, found = policy
+    kind, definition, severity = policy
     body = {"pattern": ".*", "apply-to": "queues", "definition": definition}
     vhost.broker.api("PUT", f"{kind}/{vhost.name}/all", body)
     assert run("create").exit_code == 0
     word = kind.replace("ies", "y")
     named = {row[0] for row in differences() if row[1] == f"{word} all"}
-    assert named == ({found} if found else set())
+    assert named == ({severity} if severity else set())
     if definition == {"message-ttl": 50}:
         checked = run("check", "--delay", "1s", "--late", "60")
         assert (checked.exit_code, "too early" in checked.output) == (1, True), checked.output

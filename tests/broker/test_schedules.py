@@ -53,11 +53,11 @@ def test_workers_are_killed_and_the_broker_restarted_and_each_due_time_runs(own_
         for fault in (story.kill_a_worker, own_broker.restart, story.kill_a_worker):
             fault()
             wait_until(story.went_on, "the runs after a fault")
-        for each in story.ledgers():
-            assert each.missing == ()
-            assert (each.strange, each.early) == (0, 0)
+        for ledger in story.ledgers():
+            assert ledger.missing == ()
+            assert (ledger.strange, ledger.early) == (0, 0)
             # Sent before a worker died, and again after it.
-            assert each.twice <= 2
+            assert ledger.twice <= 2
     vhost.delete()
 
 
@@ -75,18 +75,20 @@ def test_five_programs_apply_at_once_and_one_of_them_changes_something(vhost):
 def test_what_stands_still_is_seen_by_list_verify_and_on_the_page(vhost, connection):
     schedules.apply(app, connection=connection)
     store, ago = Store(app, connection), int(time.time() * 1000) - 60_000
-    old = {name: replace(each, since=ago) for name, each in store.definitions().items()}
+    old = {name: replace(schedule, since=ago) for name, schedule in store.definitions().items()}
     store.write(old)
     listed, code = answer(command(vhost, "schedule", "list", "--json"))
-    assert [each["state"] for each in listed["schedules"]] == ["overdue", "overdue"]
+    assert [schedule["state"] for schedule in listed["schedules"]] == ["overdue", "overdue"]
     assert (listed["workers"], code) == (0, 1)
     said, code = answer(command(vhost, "-m", vhost.broker.management_url, "verify", "--json"))
-    found = [each for each in said["differences"] if "schedule" in each["what"]]
-    assert [each["what"] for each in found] == [
+    differences = [
+        difference for difference in said["differences"] if "schedule" in difference["what"]
+    ]
+    assert [difference["what"] for difference in differences] == [
         "the schedule second of shop",
         "the schedule two of shop",
     ]
-    assert found[0]["remedy"] == "start a worker of that app"
+    assert differences[0]["remedy"] == "start a worker of that app"
     assert code == 1
     page = asgi_app(None, broker=vhost.url, management=vhost.broker.management_url)
     with TestClient(page, base_url="http://127.0.0.1") as client:

@@ -259,10 +259,10 @@ def test_a_form_that_cannot_be_is_refused_in_words(publish, pages, monkeypatch, 
     monkeypatch.setattr(handlers, "_SOON", PATIENCE)
     publish("one")
     client = pages(allow_changes=True)
-    found = until(client, "/tasks", counted(1))
+    listed = until(client, "/tasks", counted(1))
     for form, says in FORMS:
         with subtests.test(says):
-            refused = client.post("/plan", data={**form, "token": token(found)})
+            refused = client.post("/plan", data={**form, "token": token(listed)})
 
             assert refused.status_code in (400, 502)
             assert says in refused.text.replace("&#39;", "'")

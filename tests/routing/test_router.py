@@ -22,6 +22,7 @@ from kombu_binary_delay.routing.commands import (
     Unbind,
     Warn,
 )
+from kombu_binary_delay.routing.knowledge import UserBinding
 from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
 from tests.simulated_broker import SimulatedBroker
 
@@ -53,11 +54,11 @@ class Connection:
 
     def bind(self, queue, exchange, key):
         self.broker.declare(Part(bindings=(Binding(exchange, queue, key),)))
-        return self.run(self.router.bound(exchange, queue, key, to_queue=True))
+        return self.run(self.router.bound(UserBinding(exchange, queue, key, to_queue=True)))
 
     def bind_exchange(self, destination, source, key):
         self.broker.declare(Part(bindings=(Binding(source, destination, key, to_queue=False),)))
-        return self.run(self.router.bound(source, destination, key, to_queue=False))
+        return self.run(self.router.bound(UserBinding(source, destination, key, to_queue=False)))
 
     def look(self):
         return self.run(self.router.look(self.now))
@@ -68,10 +69,10 @@ class Connection:
     def publish(self, key="q", exchange="", delay=SECOND, **properties):
         """Publish with a delay in microseconds; return the commands, and how to follow it."""
         message = (properties, self.now + delay, Destination(exchange, key), self.now)
-        plan, done = self.router.publish(*message), []
+        plan, done = self.router.plans.publish(*message), []
         if plan.needs:
             done = self.run(self.router.prepare(plan.needs, self.now))
-            plan = self.router.publish(*message, plan.lane)
+            plan = self.router.plans.publish(*message, plan.lane)
         return done, plan
 
     def reached(self, key="q", exchange="", delay=SECOND):
@@ -120,7 +121,7 @@ def test_to_plan_changes_nothing_that_is_known(broker):
     connection = Connection(broker)
     known = set(connection.router.known.existing)
     message: Any = ({}, NOW + SECOND, Destination("", "q"), NOW)
-    assert connection.router.publish(*message) == connection.router.publish(*message)
+    assert connection.router.plans.publish(*message) == connection.router.plans.publish(*message)
     assert connection.router.known.existing == known
 
 
@@ -520,9 +521,30 @@ def test_an_unbound_queue_loses_both_ways_of_its_binding(broker):
     connection.bind("q", "x", "k")
     broker.unbind(Binding("x", "q", "k"))
 
-    done = connection.run(connection.router.unbound("x", "q", "k", to_queue=True))
+    done = connection.run(connection.router.unbound(UserBinding("x", "q", "k", to_queue=True)))
 
     assert len([command for command in done if isinstance(command, Unbind)]) == 2
+    assert connection.reached("k", "x") == [connection.topology.parking]
+
+
+@pytest.mark.parametrize("forgets", ["unbind", "delete"])
+def test_bindings_that_differ_in_arguments_are_one_until_the_last_is_gone(broker, forgets):
+    connection = Connection(broker)
+    connection.exchange("x", "direct")
+    connection.queue("q")
+    connection.consume()
+    connection.bind("q", "x", "k")
+    binding = UserBinding("x", "q", "k", to_queue=True)
+    connection.run(connection.router.bound(binding, {"a": 1}))
+    broker.unbind(Binding("x", "q", "k"))
+
+    if forgets == "delete":
+        connection.run(connection.router.deleted_queue("q"))
+        assert not connection.router.known.bindings
+        return
+    assert connection.run(connection.router.unbound(binding, {})) == []
+    assert connection.reached("k", "x") == ["q"]
+    connection.run(connection.router.unbound(binding, {"a": 1}))
     assert connection.reached("k", "x") == [connection.topology.parking]
 
 
@@ -544,8 +566,8 @@ def test_to_check_a_message_takes_no_lane(broker):
     message: tuple[Any, ...] = ({}, NOW + SECOND, Destination("", "q"), NOW)
     lanes = []
     for _ in range(4):
-        router.check(*message)
-        lanes.append(router.publish(*message).lane)
+        router.plans.check(*message)
+        lanes.append(router.plans.publish(*message).lane)
     assert sorted(lanes) == [0, 0, 1, 1]
 
 
@@ -560,7 +582,7 @@ def test_where_declare_is_never_nothing_is_asked_for(broker):
 
 def test_where_declare_is_never_what_is_missing_is_asked_for_until_it_is_there(broker):
     connection = Connection(broker, declare="never")
-    connection.router.lost()
+    connection.router.known.lost()
     with pytest.raises(TopologyError, match="make the ladder of these settings"):
         connection.publish()
     Connection(broker).publish()
@@ -574,13 +596,13 @@ def test_a_refusal_amid_a_preparation_leaves_what_was_refused_unknown(broker):
     """As the executor does, the refusal is thrown in where the command was asked for."""
     connection = Connection(broker)
     connection.queue("q")
-    plan = connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW)
+    plan = connection.router.plans.publish({}, NOW + SECOND, Destination("", "q"), NOW)
     steps = connection.router.prepare(plan.needs, NOW)
 
     with pytest.raises(TopologyError):
         refuse(steps, connection.topology.to_queue("q"))
 
-    assert connection.router.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
+    assert connection.router.plans.publish({}, NOW + SECOND, Destination("", "q"), NOW).needs
 
 
 @pytest.mark.parametrize(
@@ -600,7 +622,9 @@ def test_what_comes_by_a_foreign_ladder_is_published_again_to_the_queue_it_came_
     connection.queue("images")
     connection.queue("orders")
 
-    delivery = connection.router.received(exchange, key, {"application_headers": {}}, "images")
+    delivery = connection.router.deliveries.received(
+        exchange, key, {"application_headers": {}}, "images"
+    )
 
     assert delivery is not None
     assert delivery.destination == ("", "images")
@@ -614,7 +638,7 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
     connection = Connection(broker)
     headers = {"x-binary-delay": {"due": 1}}
 
-    delivery = connection.router.received(
+    delivery = connection.router.deliveries.received(
         exchange, "01.@..q", {"application_headers": headers}, "elsewhere"
     )
 
@@ -624,7 +648,10 @@ def test_what_came_by_the_ladder_of_another_namespace_is_published_again_by_our_
 
 def test_what_came_by_no_ladder_is_left_as_it_is(broker):
     connection = Connection(broker)
-    assert connection.router.received("x", "k", {"application_headers": {"a": 1}}, "q") is None
+    assert (
+        connection.router.deliveries.received("x", "k", {"application_headers": {"a": 1}}, "q")
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a", "b", "c"])
@@ -672,7 +699,7 @@ def test_a_dead_letter_of_what_came_by_a_foreign_ladder_is_as_it_was_published(b
     headers = {**plan.properties["application_headers"], "x-death": [mine, passed]}
     properties = {**plan.properties, "application_headers": headers}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     assert delivery is not None
     assert delivery.destination == Destination("dlx", "orders")
@@ -687,7 +714,9 @@ def test_a_connection_with_a_foreign_ladder_reads_what_came_by_ours(broker, ladd
         ("events", Destination("events", "orders")),
     ):
         _, plan = ours.publish("orders", published.exchange)
-        got = theirs.router.received(exchange, plan.routing_key, plan.properties, "orders")
+        got = theirs.router.deliveries.received(
+            exchange, plan.routing_key, plan.properties, "orders"
+        )
         assert got is not None
         assert (got.destination, got.properties["application_headers"]) == (published, {})
 
@@ -816,7 +845,7 @@ def test_the_deaths_of_what_was_put_off_have_the_key_of_the_publish(broker):
     headers = {**headers, HEADER: packed, "x-death": [waited, mine]}
     properties = {**plan.properties, "application_headers": headers}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     assert delivery is not None
     assert delivery.properties["application_headers"]["x-death"] == [
@@ -854,7 +883,7 @@ def test_the_deaths_behind_the_ladder_have_the_names_of_the_publish(broker):
     }
     properties = {**plan.properties, "application_headers": {**headers, **deaths}}
 
-    delivery = connection.router.received("dlx", plan.routing_key, properties, "dead")
+    delivery = connection.router.deliveries.received("dlx", plan.routing_key, properties, "dead")
 
     named = {**mine, "exchange": "orders", "routing-keys": ["new", "copy"]}
     assert delivery is not None

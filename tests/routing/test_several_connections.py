@@ -15,7 +15,7 @@ from kombu_binary_delay.ladder.parts import Binding, Part, Queue
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.routing.checks import MAX_RENEWED
 from kombu_binary_delay.routing.commands import Ensure, Look, Unbind
-from kombu_binary_delay.routing.knowledge import Shared
+from kombu_binary_delay.routing.knowledge import Shared, UserBinding
 from kombu_binary_delay.routing.router import LOOK_AGAIN, Router
 from kombu_binary_delay.routing.routes import MAX_AT_ONCE
 from tests.routing.test_router import NOW, SECOND, SERVER, Connection, relays
@@ -118,7 +118,7 @@ def test_two_programs_that_bind_a_queue_at_once_leave_a_way_to_it(broker):
 
     halfway = []
     for connection in (knows, does_not):
-        steps = connection.router.bound("x", "q", "k", to_queue=True)
+        steps = connection.router.bound(UserBinding("x", "q", "k", to_queue=True))
         command = next(steps)
         while not (isinstance(command, Unbind) and "the binding" in command.what):
             command = steps.send(broker.do(command))
@@ -387,7 +387,7 @@ def test_what_is_interrupted_is_done_by_the_next_publish(broker, commands):
 
     for steps in (
         connection.router.declared_queue("q", {}),
-        connection.router.bound("x", "q", "k", to_queue=True),
+        connection.router.bound(UserBinding("x", "q", "k", to_queue=True)),
     ):
         interrupted(broker, steps, commands)
 
@@ -406,7 +406,7 @@ def test_an_interrupted_preparation_leaves_only_what_is_true(broker, commands, l
         connection.publish()
         broker.delete_exchange(connection.topology.delivery)
         connection.now += LOOK_AGAIN
-    plan = connection.router.publish(
+    plan = connection.router.plans.publish(
         {}, connection.now + SECOND, Destination("", "q"), connection.now
     )
 
@@ -719,6 +719,10 @@ def test_a_connection_asks_nothing_that_another_of_its_process_found_within_half
     assert connection.publish(delay=63 * SECOND)[0] == []
     assert connection.router.relies_on_others
 
+    connection.consume()
+    assert not connection.router.relies_on_others
+    assert any(isinstance(done, Look) for done in connection.publish(delay=63 * SECOND)[0])
+
     process.now += LOOK_AGAIN
     assert process.connect().publish(delay=64 * SECOND)[0] != []
 
@@ -730,11 +734,11 @@ def test_what_one_connection_misses_no_other_of_its_process_relies_on(broker, wh
         one = process.connect()
         one.publish(delay=seconds * SECOND)
     two = process.connect()
-    plan = two.router.publish({}, NOW + 9000 * SECOND, Destination("", "q"), NOW)
+    plan = two.router.plans.publish({}, NOW + 9000 * SECOND, Destination("", "q"), NOW)
     steps = two.router.prepare(plan.needs, NOW)
     answer = broker.do(next(steps))
     broker.delete_queue(one.topology.levels[1].queues[0].name)
-    one.router.lost()
+    one.router.known.lost()
     if when == "meanwhile":
         with suppress(StopIteration):
             while True:
@@ -786,7 +790,7 @@ def test_what_one_connection_removes_another_of_its_process_makes_anew(broker, g
         assert publisher().reached("k", "x") == ["q"]
     router = publisher().router
     if gone == "binding":
-        broker.run(router.unbound("x", "q", "k", to_queue=True))
+        broker.run(router.unbound(UserBinding("x", "q", "k", to_queue=True)))
     elif gone == "queue":
         broker.delete_queue("q")
         broker.run(router.deleted_queue("q"))

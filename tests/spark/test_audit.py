@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import Thresholds, audit, lateness, span, summarize
 
+Event = tuple[object, ...]
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 END = 10_000  # seconds after noon: the journal's last event
 
@@ -73,23 +74,16 @@ def judge(spark):
     return judge
 
 
-@pytest.mark.parametrize(
-    ("exports", "verdict"),
-    [
-        ([], s.STILL_WAITING),
-        ([50, 400], s.STILL_WAITING),
-        ([401, 50], s.LOST_IN_THE_LADDER),
-        # A clock that is wrong.
-        ([50, 30_000_000_000], s.STILL_WAITING),
-    ],
-)
-def test_a_journal_is_complete_until_its_last_export(spark, exports, verdict):
-    marks = [(s.COMPLETE, *[None] * 4, at(export), *[None] * 5) for export in exports]
-    journal = spark.createDataFrame([scheduled("gone"), *marks], s.JOURNAL)
-    [row] = audit(None, journal).collect()
-    assert (row.task_id, row.verdict) == ("gone", verdict)
-    told = [export for export in exports if export < END]
-    assert span(journal) == (None, at(max(told)) if told else None)
+def test_a_journal_is_complete_until_its_last_export(spark):
+    def journal(exports):
+        marks = [(s.COMPLETE, *[None] * 4, at(export), *[None] * 5) for export in exports]
+        return spark.createDataFrame([scheduled("gone"), *marks], s.JOURNAL)
+
+    # The last has a clock that is wrong.
+    for exports, last in (([], None), ([50, 400], 400), ([50, 30_000_000_000], 50)):
+        assert span(journal(exports)) == (None, last and at(last))
+    [row] = audit(None, journal([401, 50])).collect()
+    assert (row.task_id, row.verdict) == ("gone", s.LOST_IN_THE_LADDER)
 
 
 def test_who_knows_when_a_journal_begins_and_ends_says_so(spark):
@@ -110,75 +104,23 @@ def test_a_journal_begins_no_sooner_for_a_task_that_began_before_it(spark):
     assert row.verdict == s.UNDECIDED
 
 
-def test_every_planted_fate_gets_its_verdict(judge):
-    soon = END - 1
-    planted = {
-        "fine": (receipt("fine"), arrives("fine", 100.2), s.OK),
-        "to the microsecond": (
-            receipt("to the microsecond", due=100.000001),
-            arrives("to the microsecond", 100.000001, due=100.000001),
-            s.OK,
-        ),
-        "early": (receipt("early"), arrives("early", 99.999), s.EARLY),
-        "late": (receipt("late"), arrives("late", 105.1), s.LATE),
-        "twice": (receipt("twice"), [*arrives("twice", 101), *arrives("twice", 102)], s.DUPLICATE),
-        "gone": (receipt("gone"), [scheduled("gone")], s.LOST_IN_THE_LADDER),
-        "dropped": (receipt("dropped"), [released("dropped", 101)], s.LOST_AFTER_RELEASE),
-        "far": (receipt("far", due=9e9), [scheduled("far", due=9e9)], s.STILL_WAITING),
-        "on its way": (receipt("on its way", due=soon), [], s.STILL_WAITING),
-        "in the worker": (
-            receipt("in the worker", due=soon),
-            [released("in the worker", soon, due=soon)],
-            s.STILL_WAITING,
-        ),
-        "redelivered": (
-            receipt("redelivered"),
-            [released("redelivered", 101), *arrives("redelivered", 102)],
-            s.OK,
-        ),
-        "nacked": (receipt("nacked", status=s.NACKED), [scheduled("nacked")], s.NOT_PUBLISHED),
-        "nacked, yet it came": (
-            receipt("nacked, yet it came", status=s.NACKED),
-            arrives("nacked, yet it came", 101),
-            s.OK,
-        ),
-        "tried again": (receipt("tried again", status=s.NACKED), arrives("tried again", 101), s.OK),
-        "before the journal": (
-            receipt("before the journal", due=-100, sent=-200),
-            [],
-            s.UNDECIDED,
-        ),
-        "due when sent": (
-            receipt("due when sent", due=-1, hops=0),
-            [scheduled("due when sent", due=-1, hops=0), *arrives("due when sent", 0.1, due=-1)],
-            s.OK,
-        ),
-        "due when sent, dropped": (
-            # Its receipt counted on a hop, but the time had passed when the window was sent.
-            receipt("due when sent, dropped", due=1, hops=1),
-            [scheduled("due when sent, dropped", 2.0, due=1, hops=0)],
-            s.LOST_AFTER_RELEASE,
-        ),
-        "due when sent, untold": (
-            receipt("due when sent, untold", due=-1, hops=0),
-            [],
-            s.LOST_AFTER_RELEASE,
-        ),
-        "long due, just sent": (
-            receipt("long due, just sent", due=1, hops=0, sent=soon),
-            [scheduled("long due, just sent", soon, due=1, hops=0)],
-            s.STILL_WAITING,
-        ),
-        "nacked, and just sent again": (
-            receipt("nacked, and just sent again", due=1, status=s.NACKED),
-            [scheduled("nacked, and just sent again", soon, due=1, hops=0)],
-            s.NOT_PUBLISHED,
-        ),
-    }
-    receipts = [case[0] for case in planted.values()]
-    events = [event for case in planted.values() for event in case[1]]
-    verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert verdict_of == {name: case[2] for name, case in planted.items()}
+@dataclass(frozen=True)
+class Fate:
+    """What is told of a task "x", and what an audit is to find: of each try, by these columns."""
+
+    receipts: list[Event]
+    events: list[Event]
+    verdicts: dict[int, dict[str, object]]
+
+
+def fate(events, verdict=None, *, receipts=None, tries=None, **columns):
+    """Return the fate of a task that was published once, due at 100, unless it is said otherwise.
+
+    :param tries: the verdict of each try, where there are more than the first.
+    """
+    tries = {0: verdict} if tries is None else tries
+    verdicts = {retries: {"verdict": name, **columns} for retries, name in tries.items()}
+    return Fate([receipt("x")] if receipts is None else receipts, events, verdicts)
 
 
 def revoked(task_id, seconds, **more):
@@ -199,8 +141,7 @@ def postponed(task_id, until):
     return events if until is None else [*events, scheduled(task_id, 100, due=until)]
 
 
-#: What was taken back or changed while it waited. Each has a receipt that says due at 100.
-AMENDED = {
+AMENDED: dict[str, tuple[list[Event], str]] = {
     "cancelled": ([scheduled("x"), event(s.CANCELLED, "x", 101)], s.TAKEN_BACK),
     "cancelled as its worker died": (
         [scheduled("x"), released("x", 101), event(s.CANCELLED, "x", 102)],
@@ -321,145 +262,11 @@ AMENDED = {
     ),
 }
 
-
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "each event written twice"])
-def test_what_was_amended_has_its_verdict_and_none_is_lost_for_it(judge, times):
-    events = [
-        (row[0], name, *row[2:]) for name, (given, _) in AMENDED.items() for row in given * times
-    ]
-    verdicts = judge([receipt(name) for name in AMENDED], events).cache()
-    judged = {row.task_id: (row.verdict, row.postponed > 0) for row in verdicts.collect()}
-    put_off = {name for name in AMENDED if name.startswith("postponed")}
-    assert judged == {name: (case[1], name in put_off) for name, case in AMENDED.items()}
-    assert summarize(verdicts)["postponed"] == len(put_off)
-
-
-def test_a_receipt_of_an_amendment_is_no_message_and_says_what_ran_after_it(judge):
-    planted = {
-        "revoked": ([amendment("revoked", 10)], revoked("revoked", 101), s.TAKEN_BACK),
-        "ran": ([amendment("ran", 10)], arrives("ran", 101), s.RAN_AFTER_CANCEL),
-        "came too late": ([amendment("came too late", 102)], arrives("came too late", 101), s.OK),
-        "waits": ([amendment("waits", 10, due=9e9)], [scheduled("waits")], s.LOST_IN_THE_LADDER),
-        "not recorded": (
-            [amendment("not recorded", 10, status=s.REFUSED)],
-            arrives("not recorded", 101),
-            s.OK,
-        ),
-        "rescheduled": (
-            [amendment("rescheduled", 10, s.RESCHEDULE, due=200)],
-            [*postponed("rescheduled", until=200), *arrives("rescheduled", 201, due=200)],
-            s.PUT_OFF,
-        ),
-        "replaced": (
-            [amendment("replaced", 10)],
-            [*replaced("replaced", 200), *arrives("replaced", 201, due=200)],
-            s.REPLACED,
-        ),
-    }
-    receipts = [receipt(name) for name in planted]
-    receipts += [row for amended, _, _ in planted.values() for row in amended]
-    # It was never published.
-    receipts.append(amendment("no message", 10))
-    events = [row for _, given, _ in planted.values() for row in given]
-    verdict_of = {row.task_id: row.verdict for row in judge(receipts, events).collect()}
-    assert verdict_of == {name: case[2] for name, case in planted.items()}
-
-
-def test_a_reschedule_that_was_recorded_moves_the_due_time_and_may_not_be_ignored(judge):
-    planted = {
-        # A worker that reads no amendments.
-        "ignored": ([amendment("ignored", 10, s.RESCHEDULE, due=900)], 100.5, 100, False),
-        # As if the journal had lost the event "postponed".
-        "in time": ([amendment("in time", 10, s.RESCHEDULE, due=900)], 901, 100, s.OK),
-        "late": ([amendment("late", 10, s.RESCHEDULE, due=900)], 950, 100, s.LATE),
-        "came first": ([amendment("came first", 102, s.RESCHEDULE, due=900)], 101, 100, s.OK),
-        "not recorded": (
-            [amendment("not recorded", 10, s.RESCHEDULE, s.REFUSED, due=900)],
-            101,
-            100,
-            s.OK,
-        ),
-        "twice": (
-            [amendment("twice", at, s.RESCHEDULE, due=due) for at, due in ((10, 900), (20, 500))],
-            501,
-            100,
-            s.OK,
-        ),
-    }
-    receipts = [receipt(name) for name in planted]
-    receipts += [row for amended, *_ in planted.values() for row in amended]
-    events = [
-        row for name, (_, at, due, _) in planted.items() for row in arrives(name, at, due=due)
-    ]
-    events.append(scheduled("waits"))
-    receipts += [receipt("waits"), amendment("waits", 10, s.RESCHEDULE, due=END + 100)]
-    rows = {row.task_id: row for row in judge(receipts, events).collect()}
-    wanted = {name: verdict or s.RESCHEDULE_IGNORED for name, (*_, verdict) in planted.items()}
-    assert {name: rows[name].verdict for name in planted} == wanted
-    assert rows["in time"].lateness == pytest.approx(1)
-    assert rows["twice"].lateness == pytest.approx(1)
-    assert rows["waits"].verdict == s.STILL_WAITING
-
-
-@pytest.mark.parametrize("verdict", [s.RAN_AFTER_CANCEL, s.RESCHEDULE_IGNORED])
-def test_an_amendment_that_came_to_nothing_fails_the_audit(judge, verdict):
-    is_cancel = verdict == s.RAN_AFTER_CANCEL
-    amended = amendment("a", 10, s.CANCEL if is_cancel else s.RESCHEDULE, due=900)
-    verdicts = judge([receipt("a"), amended], arrives("a", 101)).cache()
-    assert [row.verdict for row in verdicts.collect()] == [verdict]
-    summary = summarize(verdicts)
-    name = verdict.replace(" ", "_")
-    assert summary["thresholds"][name] == {"measured": 1, "allowed": 0, "passed": False}
-    assert summary["outcome"] == "failed"
-    assert summarize(verdicts, Thresholds(**{name: 1}))["passed"]
-
-
-def test_what_still_waits_is_not_judged_yet(judge):
-    waiting = [receipt("a", due=END + 10)]
-    summary = summarize(judge(waiting, [scheduled("a", due=END + 10)]))
-    assert summary["verdicts"][s.STILL_WAITING] == 1
-    assert (summary["passed"], summary["outcome"]) == (False, "not judged yet")
-    both = [*arrives("b", 101), scheduled("a", due=END + 10)]
-    assert summarize(judge([*waiting, receipt("b")], both))["outcome"] == "passed"
-
-
-def test_a_receipt_of_a_cancellation_is_of_all_retries(judge):
-    events = [*arrives("a", 101), scheduled("a", 150, retries=1, due=200)]
-    events += arrives("a", 201, retries=1, due=200)
-    verdicts = judge([receipt("a"), amendment("a", 150)], events).collect()
-    assert {row.retries: row.verdict for row in verdicts} == {0: s.OK, 1: s.RAN_AFTER_CANCEL}
-
-
-def test_a_due_time_that_the_broker_refused_does_not_count(judge):
-    receipts = [receipt("a", due=END, status=s.RETURNED), receipt("a", sent=10)]
-    events = [*postponed("a", 200), *arrives("a", 201, due=200)]
-    [row] = judge(receipts, events).collect()
-    assert (row.verdict, row.lateness) == (s.PUT_OFF, 1.0)
-    # Nobody knows until when it is postponed.
-    [row] = judge(receipts, postponed("a", None)).collect()
-    assert row.verdict == s.UNDECIDED
-
-
-def test_what_is_delivered_again_has_its_patience_again(judge):
-    released_twice = [released("a", 101), released("a", END - 10)]
-    [row] = judge([receipt("a")], [scheduled("a"), *released_twice]).collect()
-    assert (row.verdict, row.lateness) == (s.STILL_WAITING, 1.0)
-    [row] = judge([receipt("a")], [scheduled("a"), *released_twice], patience=5).collect()
-    assert row.verdict == s.LOST_AFTER_RELEASE
-
-
-def test_receipts_of_before_there_were_amendments_are_judged(spark):
-    receipts = spark.createDataFrame([receipt("a")], s.RECEIPTS).drop("action")
-    journal = spark.createDataFrame([*arrives("a", 101), *LAST], s.JOURNAL)
-    [row] = audit(receipts, journal).where("task_id = 'a'").collect()
-    assert row.verdict == s.OK
-
-
 #: What a clock says that is wrong: of one task, the events, its verdict, and how many of its times
 #: are reported to be wrong.
 YEAR_2999 = 31_000_000_000
 HOUR = 3600
-WRONG: dict[str, tuple[list[tuple[object, ...]], str, int]] = {
+WRONG: dict[str, tuple[list[Event], str, int]] = {
     "scheduled in 2999": ([scheduled("x", YEAR_2999), *arrives("x", 101)], s.OK, 1),
     "released in 2999": ([released("x", YEAR_2999), executed("x", 101)], s.OK, 1),
     "executed in 2999": ([released("x", 101), executed("x", YEAR_2999)], s.OK, 1),
@@ -492,27 +299,290 @@ WRONG: dict[str, tuple[list[tuple[object, ...]], str, int]] = {
     "arrived an hour ahead": (arrives("x", END + HOUR), s.LATE, 0),
 }
 
+#: What a consumer without Celery has postponed.
+PLAIN = [
+    *(scheduled("x", task=None), released("x", 101, task=None)),
+    *(event(s.POSTPONED, "x", 102, task=None), scheduled("x", 102, due=200, task=None)),
+]
 
-def test_events_with_a_wrong_clock_change_no_other_verdict_and_are_reported(judge):
-    soon = END - 1
-    table = {
-        **WRONG,
-        "waits": ([scheduled("x", due=soon)], s.STILL_WAITING, 0),
-        "lost": ([scheduled("x")], s.LOST_IN_THE_LADDER, 0),
-        "ok": ([scheduled("x"), *arrives("x", 101)], s.OK, 0),
-    }
-    events = [(row[0], name, *row[2:]) for name, (given, *_) in table.items() for row in given]
-    receipts = [
-        (*receipt(name)[:5], given[0][6], *receipt(name)[6:]) for name, (given, *_) in table.items()
-    ]
-    # The journal began later than the one, and one clock alone says when the other was published.
-    receipts += [receipt("before", due=-100, sent=-200), receipt("sent in 2999", sent=YEAR_2999)]
-    events += arrives("sent in 2999", 101)
+
+def promise_of(events):
+    """Return a receipt with the due time of an event."""
+    return (*receipt("x")[:5], events[0][6], *receipt("x")[6:])
+
+
+SOON = END - 1
+RESCHEDULED = [amendment("x", 10, s.RESCHEDULE, due=900)]
+AGAIN = receipt("x", due=7260, sent=7200)
+NACKED = receipt("x", due=60, status=s.NACKED)
+FIRST, SECOND = receipt("x", due=60), receipt("x", due=120)
+COPIES = [*arrives("x", 61, due=60), *arrives("x", 121, due=120)]
+
+#: Of all tasks of one audit.
+FATES = {
+    "fine": fate(arrives("x", 100.2), s.OK),
+    "to the microsecond": fate(
+        arrives("x", 100.000001, due=100.000001), s.OK, receipts=[receipt("x", due=100.000001)]
+    ),
+    "early": fate(arrives("x", 99.999), s.EARLY),
+    "late": fate(arrives("x", 105.1), s.LATE),
+    "twice": fate([*arrives("x", 101), *arrives("x", 102)], s.DUPLICATE),
+    "gone": fate([scheduled("x")], s.LOST_IN_THE_LADDER),
+    "dropped": fate([released("x", 101)], s.LOST_AFTER_RELEASE),
+    "far": fate([scheduled("x", due=9e9)], s.STILL_WAITING, receipts=[receipt("x", due=9e9)]),
+    "on its way": fate([], s.STILL_WAITING, receipts=[receipt("x", due=SOON)]),
+    "in the worker": fate(
+        [released("x", SOON, due=SOON)], s.STILL_WAITING, receipts=[receipt("x", due=SOON)]
+    ),
+    "redelivered": fate([released("x", 101), *arrives("x", 102)], s.OK),
+    "delivered again, and has its patience again": fate(
+        [scheduled("x"), released("x", 101), released("x", END - 10)],
+        s.STILL_WAITING,
+        lateness=1.0,
+    ),
+    "nacked": fate([scheduled("x")], s.NOT_PUBLISHED, receipts=[receipt("x", status=s.NACKED)]),
+    "nacked, yet it came": fate(arrives("x", 101), s.OK, receipts=[receipt("x", status=s.NACKED)]),
+    "before the journal": fate([], s.UNDECIDED, receipts=[receipt("x", due=-100, sent=-200)]),
+    "due when sent": fate(
+        [scheduled("x", due=-1, hops=0), *arrives("x", 0.1, due=-1)],
+        s.OK,
+        receipts=[receipt("x", due=-1, hops=0)],
+    ),
+    # Its receipt counted on a hop, but the time had passed when the window was sent.
+    "due when sent, dropped": fate(
+        [scheduled("x", 2.0, due=1, hops=0)],
+        s.LOST_AFTER_RELEASE,
+        receipts=[receipt("x", due=1, hops=1)],
+    ),
+    "due when sent, untold": fate(
+        [], s.LOST_AFTER_RELEASE, receipts=[receipt("x", due=-1, hops=0)]
+    ),
+    "long due, just sent": fate(
+        [scheduled("x", SOON, due=1, hops=0)],
+        s.STILL_WAITING,
+        receipts=[receipt("x", due=1, hops=0, sent=SOON)],
+    ),
+    "nacked, and just sent again": fate(
+        [scheduled("x", SOON, due=1, hops=0)],
+        s.NOT_PUBLISHED,
+        receipts=[receipt("x", due=1, status=s.NACKED)],
+    ),
+    # What was taken back or changed while it waited.
+    **{
+        name: fate(events, verdict, postponed=name.startswith("postponed"))
+        for name, (events, verdict) in AMENDED.items()
+    },
+    # A receipt of an amendment is no message, and says what ran after it.
+    "revoked": fate(revoked("x", 101), s.TAKEN_BACK, receipts=[receipt("x"), amendment("x", 10)]),
+    "ran": fate(arrives("x", 101), s.RAN_AFTER_CANCEL, receipts=[receipt("x"), amendment("x", 10)]),
+    "came before it was cancelled": fate(
+        arrives("x", 101), s.OK, receipts=[receipt("x"), amendment("x", 102)]
+    ),
+    "cancelled with a due time": fate(
+        [scheduled("x")],
+        s.LOST_IN_THE_LADDER,
+        receipts=[receipt("x"), amendment("x", 10, due=9e9)],
+    ),
+    "not cancelled": fate(
+        arrives("x", 101), s.OK, receipts=[receipt("x"), amendment("x", 10, status=s.REFUSED)]
+    ),
+    "rescheduled": fate(
+        [*postponed("x", until=200), *arrives("x", 201, due=200)],
+        s.PUT_OFF,
+        receipts=[receipt("x"), amendment("x", 10, s.RESCHEDULE, due=200)],
+    ),
+    "replaced": fate(
+        [*replaced("x", 200), *arrives("x", 201, due=200)],
+        s.REPLACED,
+        receipts=[receipt("x"), amendment("x", 10)],
+    ),
+    "never published, and cancelled": fate([], receipts=[amendment("x", 10)], tries={}),
+    "cancelled between its tries": fate(
+        [
+            *(*arrives("x", 101), scheduled("x", 150, retries=1, due=200)),
+            *arrives("x", 201, retries=1, due=200),
+        ],
+        receipts=[receipt("x"), amendment("x", 150)],
+        tries={0: s.OK, 1: s.RAN_AFTER_CANCEL},
+    ),
+    # A reschedule that was recorded moves the due time. First, a worker that reads no amendments.
+    "reschedule ignored": fate(
+        arrives("x", 100.5), s.RESCHEDULE_IGNORED, receipts=[receipt("x"), *RESCHEDULED]
+    ),
+    # As if the journal had lost the event "postponed".
+    "rescheduled, and in time": fate(
+        arrives("x", 901), s.OK, receipts=[receipt("x"), *RESCHEDULED], lateness=1.0
+    ),
+    "rescheduled, and late": fate(arrives("x", 950), s.LATE, receipts=[receipt("x"), *RESCHEDULED]),
+    "came before it was rescheduled": fate(
+        arrives("x", 101),
+        s.OK,
+        receipts=[receipt("x"), amendment("x", 102, s.RESCHEDULE, due=900)],
+    ),
+    "not rescheduled": fate(
+        arrives("x", 101),
+        s.OK,
+        receipts=[receipt("x"), amendment("x", 10, s.RESCHEDULE, s.REFUSED, due=900)],
+    ),
+    "rescheduled twice": fate(
+        arrives("x", 501),
+        s.OK,
+        receipts=[receipt("x"), *RESCHEDULED, amendment("x", 20, s.RESCHEDULE, due=500)],
+        lateness=1.0,
+    ),
+    "rescheduled, and waits": fate(
+        [scheduled("x")],
+        s.STILL_WAITING,
+        receipts=[receipt("x"), amendment("x", 10, s.RESCHEDULE, due=END + 100)],
+    ),
+    # A due time that the broker refused does not count.
+    "refused, then postponed": fate(
+        [*postponed("x", 200), *arrives("x", 201, due=200)],
+        s.PUT_OFF,
+        receipts=[receipt("x", due=END, status=s.RETURNED), receipt("x", sent=10)],
+        lateness=1.0,
+    ),
+    "refused, then postponed, nobody knows until when": fate(
+        postponed("x", None),
+        s.UNDECIDED,
+        receipts=[receipt("x", due=END, status=s.RETURNED), receipt("x", sent=10)],
+    ),
+    # What counts is the first promise that the broker took, and each copy's own.
+    "nacked, and taken two hours later": fate(
+        [scheduled("x", due=60), scheduled("x", 7200, due=7260), *arrives("x", 7261, due=7260)],
+        s.OK,
+        receipts=[NACKED, AGAIN],
+        due=7260,
+        lateness=1.0,
+    ),
+    "unknown, yet it came": fate(
+        [*arrives("x", 61, due=60), *arrives("x", 7261, due=7260)],
+        s.DUPLICATE,
+        receipts=[receipt("x", due=60, status="unknown"), AGAIN],
+        due=60,
+        lateness=1.0,
+    ),
+    "never taken": fate(
+        [scheduled("x", due=60)],
+        s.NOT_PUBLISHED,
+        receipts=[NACKED, receipt("x", due=90, status=s.NACKED)],
+        due=60,
+        lateness=None,
+    ),
+    "taken, and then refused with a sooner due time": fate(
+        [scheduled("x", due=2 * END)],
+        s.STILL_WAITING,
+        receipts=[receipt("x", due=2 * END), receipt("x", due=60, sent=1, status=s.REFUSED)],
+        due=2 * END,
+        lateness=None,
+    ),
+    "sent twice": fate(COPIES, s.DUPLICATE, receipts=[FIRST, SECOND], due=60, lateness=1.0),
+    "sent twice, and the first came not": fate(
+        COPIES[2:], s.LATE, receipts=[FIRST, SECOND], due=60, lateness=61.0
+    ),
+    "without receipts": fate(
+        [scheduled("x", due=60), scheduled("x", due=120), *COPIES[2:]],
+        s.OK,
+        receipts=[],
+        due=120,
+        lateness=1.0,
+    ),
+    "a copy before its own time": fate(
+        [*arrives("x", 61, due=60), *arrives("x", 118, due=120)],
+        s.EARLY,
+        receipts=[FIRST, SECOND],
+        due=60,
+        lateness=-2.0,
+    ),
+    "a retry, which is no duplicate": fate(
+        [
+            *(*arrives("x", 101), scheduled("x", retries=1, due=200.0)),
+            *arrives("x", 200.5, retries=1, due=200.0),
+        ],
+        tries={0: s.OK, 1: s.OK},
+    ),
+    # Without Celery, a consumer has its message when it is released.
+    "plain": fate([released("x", 101, task=None)], s.OK, receipts=[], lateness=1.0),
+    "plain, postponed and lost": fate(PLAIN, s.LOST_IN_THE_LADDER, receipts=[], lateness=None),
+    "plain and postponed": fate(
+        [*PLAIN, released("x", 201, due=200, task=None)],
+        s.PUT_OFF,
+        receipts=[],
+        lateness=1.0,
+        released=2,
+    ),
+    # Events with a wrong clock change no other verdict, and are reported.
+    **{
+        name: fate(events, verdict, receipts=[promise_of(events)], misdated=misdated)
+        for name, (events, verdict, misdated) in WRONG.items()
+    },
+    "sent in 2999": fate(
+        arrives("x", 101), s.OK, receipts=[receipt("x", sent=YEAR_2999)], misdated=1
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "each event written twice"])
+def test_every_planted_fate_gets_its_verdict_whatever_became_of_others(judge, times):
+    # Rows that have no id are no message.
+    refused = receipt("x", status=s.REFUSED)
+    receipts = [(*refused[:2], None, *refused[3:5], None, *refused[6:])] * 2
+    events = []
+    for name, told in FATES.items():
+        receipts += [(*row[:2], name, *row[3:]) for row in told.receipts]
+        events += [(row[0], name, *row[2:]) for row in told.events * times]
     verdicts = judge(receipts, events).cache()
-    judged = {row.task_id: (row.verdict, row.misdated) for row in verdicts.collect()}
-    expected = {name: case[1:] for name, case in table.items()}
-    assert judged == {**expected, "before": (s.UNDECIDED, 0), "sent in 2999": (s.OK, 1)}
-    assert summarize(verdicts)["misdated"] == 11
+    rows = {}
+    for row in verdicts.collect():
+        due = row.due and (row.due - at(0).replace(tzinfo=None)).total_seconds()
+        columns = {**row.asDict(), "due": due, "postponed": row.postponed > 0}
+        rows[row.task_id, row.retries] = columns
+    # Of each event that is written twice, these count two.
+    counts = {"misdated", "released"} if times == 2 else set()
+    expected = {
+        (name, retries): {key: value for key, value in columns.items() if key not in counts}
+        for name, told in FATES.items()
+        for retries, columns in told.verdicts.items()
+    }
+    judged = {key: {name: rows[key][name] for name in expected.get(key, {})} for key in rows}
+    assert judged == expected
+    summary = summarize(verdicts)
+    assert summary["postponed"] == sum(row["postponed"] for row in rows.values())
+    assert summary["misdated"] == sum(row["misdated"] > 0 for row in rows.values())
+
+
+def test_an_amendment_that_came_to_nothing_fails_the_audit(judge):
+    receipts = [receipt("a"), amendment("a", 10)]
+    receipts += [receipt("b"), amendment("b", 10, s.RESCHEDULE, due=900)]
+    verdicts = judge(receipts, [*arrives("a", 101), *arrives("b", 101)]).cache()
+    summary = summarize(verdicts)
+    for name in ("ran_after_cancel", "reschedule_ignored"):
+        assert summary["thresholds"][name] == {"measured": 1, "allowed": 0, "passed": False}
+    assert summary["outcome"] == "failed"
+    assert not summarize(verdicts, Thresholds(ran_after_cancel=1))["passed"]
+    assert summarize(verdicts, Thresholds(ran_after_cancel=1, reschedule_ignored=1))["passed"]
+
+
+def test_what_still_waits_is_not_judged_yet(judge):
+    waiting = [receipt("a", due=END + 10)]
+    summary = summarize(judge(waiting, [scheduled("a", due=END + 10)]))
+    assert summary["verdicts"][s.STILL_WAITING] == 1
+    assert (summary["passed"], summary["outcome"]) == (False, "not judged yet")
+    both = [*arrives("b", 101), scheduled("a", due=END + 10)]
+    assert summarize(judge([*waiting, receipt("b")], both))["outcome"] == "passed"
+
+
+def test_what_is_delivered_again_is_lost_when_its_patience_is_over(judge):
+    released_twice = [released("a", 101), released("a", END - 10)]
+    [row] = judge([receipt("a")], [scheduled("a"), *released_twice], patience=5).collect()
+    assert row.verdict == s.LOST_AFTER_RELEASE
+
+
+def test_receipts_of_before_there_were_amendments_are_judged(spark):
+    receipts = spark.createDataFrame([receipt("a")], s.RECEIPTS).drop("action")
+    journal = spark.createDataFrame([*arrives("a", 101), *LAST], s.JOURNAL)
+    [row] = audit(receipts, journal).where("task_id = 'a'").collect()
+    assert row.verdict == s.OK
 
 
 @pytest.mark.usefixtures("local_times")
@@ -520,87 +590,7 @@ def test_a_row_says_all_that_is_known_of_a_task(judge, spark):
     events = [scheduled("a"), released("a", 101), executed("a", 101.5)]
     expected = ("a", 0, "key of a", "send", "mail", at(100), at(0), 3, at(101), 1.0, 1, 1)
     row = spark.createDataFrame([(*expected, "SUCCESS", 0, 0, s.OK)], s.VERDICTS)
-    assertDataFrameEqual(judge([receipt("a")], events), row)
-
-
-def test_what_counts_is_the_first_promise_that_the_broker_took_and_each_copys_own(judge):
-    nacked, again = receipt("a", due=60, status=s.NACKED), receipt("a", due=7260, sent=7200)
-    unknown = receipt("a", due=60, status="unknown")
-    first, second = receipt("a", due=60), receipt("a", due=120)
-    copies = [*arrives("a", 61, due=60), *arrives("a", 121, due=120)]
-    # Receipts, events, and what is found: the due time, the lateness and the verdict.
-    table = {
-        "nacked, and taken two hours later": (
-            [nacked, again],
-            [scheduled("a", due=60), scheduled("a", 7200, due=7260), *arrives("a", 7261, due=7260)],
-            (7260, 1.0, s.OK),
-        ),
-        "unknown, yet it came": (
-            [unknown, again],
-            [*arrives("a", 61, due=60), *arrives("a", 7261, due=7260)],
-            (60, 1.0, s.DUPLICATE),
-        ),
-        "never taken": (
-            [nacked, receipt("a", due=90, status=s.NACKED)],
-            [scheduled("a", due=60)],
-            (60, None, s.NOT_PUBLISHED),
-        ),
-        "taken, and then refused with a sooner due time": (
-            [receipt("a", due=2 * END), receipt("a", due=60, sent=1, status=s.REFUSED)],
-            [scheduled("a", due=2 * END)],
-            (2 * END, None, s.STILL_WAITING),
-        ),
-        "sent twice": ([first, second], copies, (60, 1.0, s.DUPLICATE)),
-        "sent twice, and the first came not": ([first, second], copies[2:], (60, 61.0, s.LATE)),
-        "without receipts": (
-            [],
-            [scheduled("a", due=60), scheduled("a", due=120), *copies[2:]],
-            (120, 1.0, s.OK),
-        ),
-        "a copy before its own time": (
-            [first, second],
-            [*arrives("a", 61, due=60), *arrives("a", 118, due=120)],
-            (60, -2.0, s.EARLY),
-        ),
-    }
-    receipts, events = [], []
-    for name, (given, happened, _) in table.items():
-        receipts += [(*row[:2], name, *row[3:]) for row in given]
-        events += [(row[0], name, *row[2:]) for row in happened]
-    verdict_of = {
-        row.task_id: ((row.due - at(0).replace(tzinfo=None)).seconds, row.lateness, row.verdict)
-        for row in judge(receipts, events).collect()
-    }
-    assert verdict_of == {name: expected for name, (*_, expected) in table.items()}
-
-
-def test_receipts_of_rows_that_have_no_id_are_no_message(judge):
-    refused = [(*receipt("a", status=s.REFUSED)[:2], None, *receipt("a")[3:5], None)] * 2
-    refused = [(*columns, *receipt("a", status=s.REFUSED)[6:]) for columns in refused]
-    verdicts = judge([receipt("a"), *refused], arrives("a", 101)).collect()
-    assert {row.task_id: row.verdict for row in verdicts} == {"a": s.OK}
-
-
-def test_a_retry_is_a_message_of_its_own_and_no_duplicate(judge):
-    events = [*arrives("a", 101), scheduled("a", retries=1, due=200.0)]
-    events += arrives("a", 200.5, retries=1, due=200.0)
-    verdict_of = {row.retries: row.verdict for row in judge([receipt("a")], events).collect()}
-    assert verdict_of == {0: s.OK, 1: s.OK}
-
-
-def test_a_consumer_without_celery_has_its_message_when_it_is_released(judge):
-    [row] = judge(None, [released("plain", 101, task=None)]).collect()
-    assert (row.verdict, row.lateness) == (s.OK, 1.0)
-
-
-def test_a_consumer_without_celery_has_no_duplicate_of_what_was_postponed(judge):
-    events = [scheduled("plain", task=None), released("plain", 101, task=None)]
-    events += [event(s.POSTPONED, "plain", 102, task=None)]
-    events += [scheduled("plain", 102, due=200, task=None)]
-    [row] = judge(None, events).collect()
-    assert (row.verdict, row.lateness) == (s.LOST_IN_THE_LADDER, None)
-    [row] = judge(None, [*events, released("plain", 201, due=200, task=None)]).collect()
-    assert (row.verdict, row.lateness, row.released) == (s.PUT_OFF, 1.0, 2)
+    assert judge([receipt("a")], events).collect() == row.collect()
 
 
 def test_a_journal_that_ends_too_soon_proves_no_loss(judge):

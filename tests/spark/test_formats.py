@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, Schema, convert_to_deltalake, write_deltalake
 from deltalake.schema import PrimitiveType
-from pyiceberg.catalog.sql import SqlCatalog
 
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
@@ -68,6 +67,8 @@ def test_folders_become_tables_of_delta_lake_where_they_are(written):
 
 
 def test_folders_become_tables_of_iceberg_where_they_are(written, tmp_path):
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - to import it takes a second
+
     where = {"uri": f"sqlite:///{tmp_path}/catalogue.db", "warehouse": tmp_path.as_uri()}
     catalogue = SqlCatalog("lake", **where)
     catalogue.create_namespace("lake")

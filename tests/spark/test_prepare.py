@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -34,57 +35,55 @@ def test_the_task_id_is_the_uuid_of_job_and_key_whatever_the_key_is_made_of(spar
     assert task_id("job", "a") != task_id("other", "a")
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (("a", "t", SOON), None),
-        (("a", "t", None, 10.0, "[1]", '{"x": 1}'), None),
-        (("a", "t", None, -10.0), None),
-        ((None, "t", SOON), "the key is null"),
-        (("a", None, SOON), "no task is named"),
-        (("a", "  ", SOON), "no task is named"),
-        (("a", "t"), "neither eta nor countdown"),
-        (("a", "t", SOON, 10.0), "both eta and countdown"),
-        (("a", "t", None, float("nan")), "countdown is not a number of seconds"),
-        (("a", "t", None, float("inf")), "countdown is not a number of seconds"),
-        (("a", "t", None, -9e10), f"{YEARS}; {LONG_AGO}"),
-        (("a", "t", None, -65_500.0), None),
-        (("a", "t", None, -65_600.0), LONG_AGO),
-        # Seconds in a column of milliseconds.
-        (("a", "t", datetime.fromtimestamp(1_900_000, UTC)), f"{YEARS}; {LONG_AGO}"),
-        (("a", "t", None, 65_536.0), f"longer than the ladder {LADDER.name}"),
-        (("a", "t", SOON, None, "{}"), "args is not a JSON array"),
-        (("a", "t", SOON, None, "[1"), "args is not a JSON array"),
-        (("a", "t", SOON, None, "[]", "[]"), "kwargs is not a JSON object"),
-        ((None, None), "the key is null; no task is named; neither eta nor countdown"),
-    ],
-)
-def test_what_is_wrong_with_a_row_is_said(spark, row, reason):
-    [prepared_row] = prepared(rows(spark, row)).collect()
-    assert prepared_row.reason == reason
+#: Rows without their key, and why they are not published.
+REASONS = {
+    ("t", SOON): None,
+    ("t", None, 10.0, "[1]", '{"x": 1}'): None,
+    ("t", None, -10.0): None,
+    (None, SOON): "no task is named",
+    ("  ", SOON): "no task is named",
+    ("t",): "neither eta nor countdown",
+    ("t", SOON, 10.0): "both eta and countdown",
+    ("t", None, float("nan")): "countdown is not a number of seconds",
+    ("t", None, float("inf")): "countdown is not a number of seconds",
+    ("t", None, -9e10): f"{YEARS}; {LONG_AGO}",
+    ("t", None, -65_500.0): None,
+    ("t", None, -65_600.0): LONG_AGO,
+    # Seconds in a column of milliseconds.
+    ("t", datetime.fromtimestamp(1_900_000, UTC)): f"{YEARS}; {LONG_AGO}",
+    ("t", None, 65_536.0): f"longer than the ladder {LADDER.name}",
+    ("t", SOON, None, "{}"): "args is not a JSON array",
+    ("t", SOON, None, "[1"): "args is not a JSON array",
+    ("t", SOON, None, "[]", "[]"): "kwargs is not a JSON object",
+}
 
 
-@pytest.mark.parametrize(
-    ("row", "later", "reason"),
-    [
-        (("a", "t", None, 70_000.0), False, f"longer than the ladder {LADDER.name}"),
-        (("a", "t", None, 80_000.0), False, f"longer than the ladder {LADDER.name}"),
-        (
-            ("a", "t", None, 80_001.0),
-            True,
-            "countdown is longer than the horizon, in every run anew; give eta",
-        ),
-        (("a", "t", SOON + timedelta(days=1)), True, None),
-        (("a", " ", SOON + timedelta(days=1)), True, "no task is named"),
-        (("a", "t", SOON), False, None),
-        (("a", "t"), False, "neither eta nor countdown"),
-    ],
-)
-def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes_nearer(
-    spark, row, later, reason
-):
-    [prepared_row] = prepared(rows(spark, row), horizon=80_000).collect()
-    assert (prepared_row.later, prepared_row.reason) == (later, reason)
+def test_what_is_wrong_with_a_row_is_said(spark):
+    given = [(f"{number}", *row) for number, row in enumerate(REASONS)]
+    given += [(None, "t", SOON), (None, None)]
+    said = Counter((row.key, row.reason) for row in prepared(rows(spark, *given)).collect())
+    expected = [(f"{number}", reason) for number, reason in enumerate(REASONS.values())]
+    several = "the key is null; no task is named; neither eta nor countdown"
+    assert said == Counter([*expected, (None, "the key is null"), (None, several)])
+
+
+def test_what_is_due_beyond_the_horizon_is_for_later_and_a_countdown_never_comes_nearer(spark):
+    too_long = f"longer than the ladder {LADDER.name}"
+    anew = "countdown is longer than the horizon, in every run anew; give eta"
+    far = SOON + timedelta(days=1)
+    given = {
+        ("t", None, 70_000.0): (False, too_long),
+        ("t", None, 80_000.0): (False, too_long),
+        ("t", None, 80_001.0): (True, anew),
+        ("t", far): (True, None),
+        (" ", far): (True, "no task is named"),
+        ("t", SOON): (False, None),
+        ("t",): (False, "neither eta nor countdown"),
+    }
+    df = rows(spark, *((f"{number}", *row) for number, row in enumerate(given)))
+    judged = prepared(df, horizon=80_000).collect()
+    verdicts = {int(row.key): (row.later, row.reason) for row in judged}
+    assert verdicts == dict(enumerate(given.values()))
 
 
 def test_an_expiry_that_no_datetime_can_say_is_a_reason(spark):
@@ -329,16 +328,15 @@ def test_columns_have_other_names_and_a_misspelling_is_noticed(spark, caplog):
             use(df, columns)
 
 
-@pytest.mark.parametrize(
-    ("text", "due"),
-    [
-        ("2027-03-13 09:00 America/New_York", "2027-03-13T14:00:00"),
-        ("2027-03-15 09:00 America/New_York", "2027-03-15T13:00:00"),
+def test_nine_oclock_is_that_of_the_zone_in_the_text(spark):
+    given = {
+        "2027-03-13 09:00 America/New_York": "2027-03-13T14:00:00",
+        "2027-03-15 09:00 America/New_York": "2027-03-15T13:00:00",
         # The hour from 2 to 3 does not exist on that day.
-        ("2027-03-14 02:30 America/New_York", "2027-03-14T07:30:00"),
-    ],
-)
-def test_nine_oclock_is_that_of_the_zone_in_the_text(spark, text, due):
-    df = spark.range(1).selectExpr("'a' key", "'t' task", f"'{text}' eta")
-    [row] = prepared(df, ladder=Ladder.default()).collect()
-    assert datetime.fromtimestamp(row.due / 1e6, UTC) == datetime.fromisoformat(f"{due}+00:00")
+        "2027-03-14 02:30 America/New_York": "2027-03-14T07:30:00",
+    }
+    texts = [(text, "t", text) for text in given]
+    df = spark.createDataFrame(texts, "key string, task string, eta string")
+    judged = prepared(df, ladder=Ladder.default()).collect()
+    dues = {row.key: datetime.fromtimestamp(row.due / 1e6, UTC) for row in judged}
+    assert dues == {text: datetime.fromisoformat(f"{due}+00:00") for text, due in given.items()}

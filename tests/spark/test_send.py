@@ -57,7 +57,7 @@ def batches(rows, size=10_000):
 
 
 def sent_by(sender, rows, size=10_000):
-    return [each for _, part in sender.send(batches(rows, size)) for each in part]
+    return [outcome for _, part in sender.send(batches(rows, size)) for outcome in part]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -97,7 +97,7 @@ def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, 
 
     sent = send(vhost, rows)
 
-    assert sorted((each.row.task_id, each.status) for each in sent) == [
+    assert sorted((outcome.row.task_id, outcome.status) for outcome in sent) == [
         (str(number), s.PUBLISHED) for number in range(6)
     ]
 
@@ -175,7 +175,9 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         # The first messages of a kind prove the template that makes the others.
         for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
     ]
-    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"jitter": 2000})}
+    sent = {
+        outcome.row.task_id: outcome for outcome in send(vhost, rows, settings={"jitter": 2000})
+    }
     arrived: dict[str, int | None] = {}
     while len(arrived) < len(rows):
         headers = wait_until(lambda: take(vhost, "celery")).headers
@@ -212,12 +214,14 @@ def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words)
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
     good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
     sent = send(vhost, [good[0], bad, good[1]])
-    assert sorted((each.row.task_id, each.status) for each in sent) == [
+    assert sorted((outcome.row.task_id, outcome.status) for outcome in sent) == [
         ("bad", s.REFUSED),
         ("good 0", s.PUBLISHED),
         ("good 1", s.PUBLISHED),
     ]
-    assert words in next(each.detail for each in sent if each.row.task_id == bad["task_id"])
+    assert words in next(
+        outcome.detail for outcome in sent if outcome.row.task_id == bad["task_id"]
+    )
 
 
 def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
@@ -233,7 +237,7 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         }
         for number in range(6)
     ]
-    sent = {each.row.task_id: each for each in send(vhost, rows)}
+    sent = {outcome.row.task_id: outcome for outcome in send(vhost, rows)}
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
@@ -265,7 +269,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {each.row.task_id: each for each in send(vhost, rows(), size=1)}
+    sent = {outcome.row.task_id: outcome for outcome in send(vhost, rows(), size=1)}
 
     assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
@@ -340,7 +344,7 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     lost = {"task": "lost", "task_id": "lost", "countdown": 60.0}
     sent = send(vhost, [lost, *rows], app="events_of_this_test:app")
     # Nobody listens to events.
-    assert sorted((each.row.task_id, each.status, each.queue) for each in sent) == [
+    assert sorted((outcome.row.task_id, outcome.status, outcome.queue) for outcome in sent) == [
         *((f"{number}", s.PUBLISHED, "celery") for number in range(3)),
         ("lost", s.REFUSED, None),
     ]
@@ -354,7 +358,7 @@ def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, mon
     rows[10]["expires"] = micros(1e10)
     sent = send(vhost, rows, app="events_of_this_test:app")
 
-    assert [each.row.task_id for each in sent if each.status != s.PUBLISHED] == ["10"]
+    assert [outcome.row.task_id for outcome in sent if outcome.status != s.PUBLISHED] == ["10"]
     came = set()
     with Connection(vhost.url) as connection:
         queue = Queue("celery")(connection.default_channel)
@@ -432,7 +436,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
-    assert len({(each.action, each.row.task_id) for each in sent}) == len(sent) == 3000
+    assert len({(outcome.action, outcome.row.task_id) for outcome in sent}) == len(sent) == 3000
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
@@ -448,7 +452,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 def amended(vhost, rows, **target):
     rows = [{"task_id": id_, "action": action, "eta": eta} for id_, action, eta in rows]
-    return {each.row.task_id: each for each in send(vhost, rows, **target)}
+    return {outcome.row.task_id: outcome for outcome in send(vhost, rows, **target)}
 
 
 @pytest.fixture
@@ -540,8 +544,14 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
 
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
     rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
-    sent = {each.row.task_id: each for each in send(vhost, rows, settings={"amendments": False})}
-    assert {name: each.status for name, each in sent.items()} == {"a": s.REFUSED, "b": s.PUBLISHED}
+    sent = {
+        outcome.row.task_id: outcome
+        for outcome in send(vhost, rows, settings={"amendments": False})
+    }
+    assert {name: outcome.status for name, outcome in sent.items()} == {
+        "a": s.REFUSED,
+        "b": s.PUBLISHED,
+    }
     assert "amendments are off" in sent["a"].detail
 
 
@@ -598,8 +608,10 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
     monkeypatch.setattr(Amendments, "write", refuses)
     # So slow, each is recorded while the next one is published.
-    sent = {each.row.task_id: each for each in send(vhost, keyed(*"abc"), rate=10)}
-    assert {name: each.status for name, each in sent.items()} == dict.fromkeys("abc", s.PUBLISHED)
+    sent = {outcome.row.task_id: outcome for outcome in send(vhost, keyed(*"abc"), rate=10)}
+    assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
+        "abc", s.PUBLISHED
+    )
     assert "it was published, but not recorded" in sent["a"].detail
     assert (sent["b"].detail, sent["c"].detail) == (None, None)
 

@@ -39,9 +39,9 @@ def tool(spark):
     return tool
 
 
-@pytest.fixture
-def reminders(spark, tmp_path):
-    path = tmp_path / "reminders"
+@pytest.fixture(scope="module")
+def reminders(spark, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tables") / "reminders"
     rows = [(f"k{n}", "t", SOON) for n in range(30)]
     spark.createDataFrame(rows, "key string, task string, eta timestamp").write.parquet(str(path))
     return path
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_an_error_of_usage_and_nothing_is_written(
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
     assert "hunter" not in result.output
-    assert [path.name for path in tmp_path.iterdir()] == ["reminders"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_an_app_that_is_named_for_celery_is_one_before_spark(spark, reminders, monkeypatch):
@@ -127,12 +127,8 @@ def test_settings_may_stand_before_spark(tool, spark, reminders, vhost, gone, tm
     assert {name.partition(".")[0] for name in names} == {"shop"}
     assert all("-4x" in name for name in names)
 
-    audit = "audit", "--journal", gone, "--output", tmp_path / "o"
-    for words in (
-        ("--namespace", "shop", "spark", *audit),
-        ("spark", *audit, "--namespace", "shop"),
-    ):
-        assert "0 tasks are judged" in tool(*words).output
+    words = "spark", "audit", "--journal", gone, "--output", tmp_path / "o"
+    assert "0 tasks are judged" in tool("--namespace", "shop", *words).output
 
 
 @pytest.mark.parametrize(
@@ -166,7 +162,7 @@ def test_the_file_for_spark_submit_takes_the_settings_from_the_environment_too(t
 def test_publish_and_audit_tell_what_they_did(tool, spark, reminders, vhost, tmp_path):
     receipts, output = tmp_path / "receipts", tmp_path / "audit"
     job = ["--job-id", "j", "--receipts", receipts, "--broker", vhost.url]
-    settings = ["--settings", '{"journal": "stream"}']
+    settings = ["--settings", '{"journal": "stream", "radix": 2}']
     would = tool("publish", reminders, *job, *settings, "--dry-run")
     assert "would publish 30, 0 rejected" in would.output
     result = tool("publish", reminders, *job, *settings)
@@ -199,8 +195,9 @@ def test_a_loss_makes_the_audit_exit_with_1(tool, spark, tmp_path):
     append(spark.createDataFrame([event], s.JOURNAL), journal)
     given = ["--receipts", receipts, "--journal", journal, "--output", output, "--complete"]
     assert tool("audit", *given).exit_code == 1
-    assert tool("audit", *given, "--allow", "lost=1").exit_code == 0
-    assert "'ran_after_cancel=x' must" not in tool("audit", *given, "--allow", "lost=1").output
+    allowed = tool("audit", *given, "--allow", "lost=1")
+    assert allowed.exit_code == 0
+    assert "'ran_after_cancel=x' must" not in allowed.output
 
 
 def test_complete_is_refused_for_a_journal_that_says_until_when_it_is(tool, spark, tmp_path):
@@ -222,6 +219,7 @@ def test_rejected_rows_are_said_with_reason_and_place_and_make_the_publish_exit_
     spark.createDataFrame(rows, names).write.parquet(path)
     job = ["--job-id", "j", "--receipts", receipts, "--broker", vhost.url]
     job += ["--column", "key=customer", "--column", "eta=next_contact"]
+    job += ["--settings", '{"radix": 2}']
     would = tool("publish", path, *job, "--dry-run")
     assert "would publish 1, 2 rejected" in would.output
     assert "2 rows are rejected:" in would.output
@@ -254,7 +252,6 @@ def test_an_audit_of_one_job_judges_its_tasks_by_the_whole_journal(tool, spark, 
     result = tool("audit", *given, "--job-id", "job-3")
     assert result.exit_code == 1
     assert "0 tasks are judged, and 1 must be" in " ".join(result.output.split())
-    assert tool("audit", *given, "--job-id", "job-3", "--allow", "judged=0").exit_code == 0
 
 
 @pytest.fixture

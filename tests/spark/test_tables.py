@@ -54,9 +54,20 @@ CATALOGUES = {
 }
 
 
+#: Spark's own, and each of these, for which their classes are compiled or a database is started.
+EVERY = ["spark", *(pytest.param(name, marks=pytest.mark.slow) for name in CATALOGUES)]
+
+
 @pytest.fixture(scope="module")
-def lakes(spark, tmp_path_factory):
-    """The schemas with tables: of each catalogue, and of Spark's own."""
+def lake(spark):
+    """A schema with tables, in Spark's own catalogue."""
+    spark.sql("CREATE SCHEMA IF NOT EXISTS lake")
+    return "lake"
+
+
+@pytest.fixture(scope="module")
+def catalogues(spark, tmp_path_factory):
+    """All catalogues but Spark's own."""
     classes = tmp_path_factory.mktemp("classes")
     context = spark.sparkContext
     jvm = context._jvm  # noqa: SLF001 - there is no other way to Java
@@ -73,9 +84,16 @@ def lakes(spark, tmp_path_factory):
     for name, settings in CATALOGUES.items():
         for setting, value in settings.items():
             spark.conf.set(f"spark.sql.catalog.{name}{setting}", value)
-    for schema in ("derby.lake", "lake"):
-        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-    return {"spark": "lake", **{name: f"{name}.lake" for name in CATALOGUES}}
+    spark.sql("CREATE SCHEMA IF NOT EXISTS derby.lake")
+
+
+@pytest.fixture
+def schema(request, name):
+    """A schema with tables, in the catalogue of this name."""
+    if name == "spark":
+        return request.getfixturevalue("lake")
+    request.getfixturevalue("catalogues")
+    return f"{name}.lake"
 
 
 @pytest.fixture
@@ -285,9 +303,9 @@ def test_columns_of_csv_are_matched_by_name_where_a_schema_is_given(spark, tmp_p
     assert row.due.timestamp() == datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize("name", ["spark", *CATALOGUES])
-def test_a_table_in_a_catalogue_is_made_and_filled_and_replaced(spark, lakes, name):
-    place = f"table:{lakes[name]}.verdicts"
+@pytest.mark.parametrize("name", EVERY)
+def test_a_table_in_a_catalogue_is_made_and_filled_and_replaced(spark, schema, name):
+    place = f"table:{schema}.verdicts"
     columns = "task_id string, retries int, `partition` int, due timestamp, lateness double"
     assert existing(spark, place, "task_id string") is None
     old = spark.createDataFrame([("a", 0, 1, DUE, 0.5), ("b", 0, 1, DUE, None)], columns)
@@ -329,9 +347,9 @@ def test_rows_that_are_staged_where_the_driver_does_not_see_them_are_missed(
         Staging(spark, Place("parquet", str(tmp_path / "receipts")), uuid4(), 1.0).store(rows)
 
 
-@pytest.mark.parametrize("name", ["spark", "derby"])
-def test_rows_that_another_application_appends_are_read(spark, lakes, name):
-    place = f"table:{lakes[name]}.followed"
+@pytest.mark.parametrize("name", [EVERY[0], EVERY[-1]])
+def test_rows_that_another_application_appends_are_read(spark, schema, name):
+    place = f"table:{schema}.followed"
     append(spark.range(3).withColumnRenamed("id", "n"), place)
     assert read(spark, place).count() == 3
     # Nobody tells this session of it.
@@ -345,7 +363,7 @@ def test_rows_that_another_application_appends_are_read(spark, lakes, name):
 @pytest.mark.parametrize("write", [append, overwrite])
 @pytest.mark.parametrize("kind", ["parquet", "spark"])
 def test_times_in_parquet_have_statistics_unless_the_session_wants_another_type(
-    spark, lakes, tmp_path, write, kind
+    spark, lake, tmp_path, write, kind
 ):
     files, setting = "**/*.parquet", "spark.sql.parquet.outputTimestampType"
     place, folder = f"parquet:{tmp_path}/timed", tmp_path / "timed"
@@ -414,18 +432,19 @@ def test_a_table_that_is_missing_is_no_traceback_in_sparks_log(spark, logged, tm
     assert "FileNotFoundException" not in logged.toString()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["merging", "derby"])
 def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
-    spark, tool, lakes, name, vhost, tmp_path
+    spark, tool, schema, name, vhost, tmp_path
 ):
-    lake = f"table:{lakes[name]}"
+    lake = f"table:{schema}"
     rows: list[tuple[object, ...]] = [(f"k{n}", "t", SOON, None, None) for n in range(30)]
     # Due already, so the message goes straight to its exchange.
     past = SOON - timedelta(days=1, hours=1)
     rows += [("returned", "t", past, "amq.topic", "lonely"), (None, "t", SOON, None, None)]
     append(spark.createDataFrame(rows, ROWS), f"{lake}.reminders")
     job = ["--job-id", "j", "--receipts", f"{lake}.receipts", "--broker", vhost.url]
-    job += ["--settings", '{"journal": "stream"}']
+    job += ["--settings", '{"journal": "stream", "radix": 2}']
     result = tool("publish", f"{lake}.reminders", *job)
     assert "30 published" in result.output, result.output
     assert "1 failed, 1 rejected" in result.output
@@ -442,7 +461,7 @@ def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
     assert len({row.key for row in receipts}) == 31
     rejects = read(spark, f"{lake}.receipts_rejects", s.REJECTS).collect()
     assert [row.reason for row in rejects] == ["the key is null"] * 2
-    names = {row.tableName for row in spark.sql(f"SHOW TABLES IN {lakes[name]}").collect()}
+    names = {row.tableName for row in spark.sql(f"SHOW TABLES IN {schema}").collect()}
     assert not {table for table in names if "rows" in table or "lease" in table}
     # Each message was sent once, though the table sorts its rows.
     result = tool("journal-export", "--broker", vhost.url, "--output", f"{lake}.journal")
@@ -469,11 +488,11 @@ def test_the_pipeline_reads_and_writes_tables_in_a_catalogue(
     assert read(spark, f"{lake}.plan").count() > 0
 
 
-def test_events_of_two_exports_to_a_table_are_read_once(spark, lakes, vhost, monkeypatch):
-    place = f"table:{lakes['spark']}.exported"
+def test_events_of_two_exports_to_a_table_are_read_once(spark, lake, vhost, monkeypatch):
+    place = f"table:{lake}.exported"
     rows = spark.createDataFrame([("a", "t", 60.0)], "key string, task string, countdown double")
-    given = {"settings": {"journal": "stream"}, "broker": vhost.url}
-    publish(rows, job_id="j", receipts=f"table:{lakes['spark']}.of_export", **given)
+    given = {"settings": {"journal": "stream", "radix": 2}, "broker": vhost.url}
+    publish(rows, job_id="j", receipts=f"table:{lake}.of_export", **given)
     export_journal(spark, vhost.url, place)
     export_journal(spark, vhost.url, place)
     # Each export also says until when the table is complete.

@@ -63,13 +63,13 @@ def test_the_tasks_of_beat_schedule_run_when_they_are_due(delayed, shop):
 def test_what_is_listed_is_how_far_each_has_come(delayed, shop):
     apply(shop, a=entry(60.0), b=entry(crontab(0, 4), "b"))
     delayed.advance(minutes=2, seconds=30)
-    found = schedules.listed(shop.app)
-    first, second = found.schedules
+    listed = schedules.listed(shop.app)
+    first, second = listed.schedules
     assert (first.name, first.when, first.state) == ("a", "every 60 s", "waiting")
     assert first.next_due == (first.last_due or 0) + 60_000
     assert 0 <= (first.last_sent or 0) - (first.last_due or 0) < 200
     assert (second.when, second.last_due) == ("0 4 * * * (UTC)", None)
-    assert (found.workers, found.overdue) == (1, [])
+    assert (listed.workers, listed.overdue) == (1, [])
 
 
 def test_a_schedule_is_paused_resumed_triggered_and_removed(delayed, shop):

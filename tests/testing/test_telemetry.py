@@ -172,20 +172,20 @@ def test_opentelemetry_counts_what_came_and_what_did_not(delayed, shop, stack):
     run_some(delayed, shop)
 
     metrics: Any = reader.get_metrics_data()
-    found = {
+    points = {
         metric.name: {tuple(point.attributes.values()): point for point in metric.data.data_points}
         for metric in metrics.resource_metrics[0].scope_metrics[0].metrics
     }
-    assert {pair: point.value for pair, point in found[labels.DELIVERED].items()} == {
+    assert {pair: point.value for pair, point in points[labels.DELIVERED].items()} == {
         ("celery", "pay"): 2,
         ("mail", ""): 1,
     }
-    assert {key: point.value for key, point in found[labels.DROPPED].items()} == {
+    assert {key: point.value for key, point in points[labels.DROPPED].items()} == {
         ("celery", "pay", "cancelled"): 1,
         ("celery", "pay", "superseded"): 1,
         ("mail", "", "cancelled"): 1,
     }
-    lateness = found[labels.LATENESS]["celery", "pay"]
+    lateness = points[labels.LATENESS]["celery", "pay"]
     assert lateness.explicit_bounds == labels.BUCKETS
     assert lateness.bucket_counts[0] == lateness.count == 2
 

@@ -125,3 +125,9 @@ def test_of_what_cannot_be_written_nothing_is(wrong):
     together.send()
     half = len(wire.written) // 2
     assert wire.written == wire.written[:half] * 2
+
+
+@pytest.mark.parametrize("properties", [{}, {"content_encoding": None}])
+def test_a_text_without_an_encoding_is_written_in_utf_8(properties):
+    message = EncodedMessage("é", properties, 8192)
+    assert (message.body, message.properties["content_encoding"]) == ("é".encode(), "utf-8")

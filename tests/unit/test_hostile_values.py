@@ -98,15 +98,15 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
     now, to = NOW * 1000, Destination(exchange, key)
     with suppress(BinaryDelayError):
         due = router.due(given[HEADERS], now, "name")
-        plan = router.publish(given, due, to, now)
+        plan = router.plans.publish(given, due, to, now)
         is_retry(given[HEADERS])
         broker.run(router.prepare(plan.needs, now))
-        plan = router.publish(given, due, to, now, plan.lane)
+        plan = router.plans.publish(given, due, to, now, plan.lane)
         if isinstance(exchange, str) and isinstance(key, str):
             events.scheduled(router.topology, plan.properties, plan.exchange, plan.routing_key)
         if due and due > now:
             # Who receives it gets it as it was published.
-            delivery = router.received(
+            delivery = router.deliveries.received(
                 router.topology.delivery, plan.routing_key, plan.properties, ""
             )
             assert delivery
@@ -124,7 +124,7 @@ def test_a_publish_is_planned_or_refused_by_an_error_of_ours(settings, given, ex
 )
 def test_what_is_received_is_judged_noted_and_published_again(settings, given, exchange, key):
     router = Router(settings, SERVER)
-    delivery = router.received(exchange, key, given, "mail")
+    delivery = router.deliveries.received(exchange, key, given, "mail")
     to, arrived = delivery or (Destination(exchange, key), given)
     headers = arrived[HEADERS]
 
@@ -147,7 +147,9 @@ def test_what_is_received_is_judged_noted_and_published_again(settings, given, e
         tasks.as_resent(headers)
     written(arrived)
     with suppress(BinaryDelayError):
-        again = router.publish(arrived, NOW * 1000 + 10**6, Destination("", "mail"), NOW * 1000)
+        again = router.plans.publish(
+            arrived, NOW * 1000 + 10**6, Destination("", "mail"), NOW * 1000
+        )
         written(again.properties)
 
 

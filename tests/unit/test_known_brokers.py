@@ -38,8 +38,8 @@ NEW = {"Celery": "5.7.0", "Kombu": "5.7.0"}
     ],
 )
 def test_a_release_is_named_with_what_cures_its_defects(rabbitmq, others, named):
-    found = list(defects_of(rabbitmq, others))
-    assert {known.has.rpartition("#")[2]: known.remedy for known in found} == {
+    defects = list(defects_of(rabbitmq, others))
+    assert {known.has.rpartition("#")[2]: known.remedy for known in defects} == {
         number: f"upgrade to {cure}" for number, cure in named.items()
     }
 

@@ -36,10 +36,10 @@ def dues(when, first, end):
     """List the local due times between two days."""
     zone = ZoneInfo(when.zone)
     last, stop = (milliseconds(datetime.combine(day, time(), zone)) for day in (first, end))
-    found = []
+    times = []
     while (last := when.following(last)) < stop:
-        found.append(datetime.fromtimestamp(last / 1000, zone))
-    return found
+        times.append(datetime.fromtimestamp(last / 1000, zone))
+    return times
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_local_time_that_does_not_exist_runs_once_at_the_next_that_does(app, z
     wanted = "02:15" if zone == "Australia/Lord_Howe" else "02:30"
     hour, minute = map(int, wanted.split(":"))
     when = When.of(crontab(minute, hour), app, zone)
-    found = dues(when, day - timedelta(days=1), day + timedelta(days=2))
-    assert [f"{due:%d %H:%M}" for due in found] == [
+    times = dues(when, day - timedelta(days=1), day + timedelta(days=2))
+    assert [f"{due:%d %H:%M}" for due in times] == [
         f"{day - timedelta(days=1):%d} {wanted}",
         f"{day:%d} {there}",
         f"{day + timedelta(days=1):%d} {wanted}",
@@ -72,8 +72,8 @@ def test_a_local_time_that_does_not_exist_runs_once_at_the_next_that_does(app, z
 )
 @pytest.mark.parametrize("fields", [{"minute": "*/20"}, {"minute": 45, "hour": 1}])
 def test_a_local_time_that_exists_twice_runs_once(app, zone, day, fields):
-    found = dues(When.of(crontab(**fields), app, zone), day, day + timedelta(days=1))
-    faces = [due.replace(tzinfo=None) for due in found]
+    times = dues(When.of(crontab(**fields), app, zone), day, day + timedelta(days=1))
+    faces = [due.replace(tzinfo=None) for due in times]
     assert len(set(faces)) == len(faces) == (71 if fields == {"minute": "*/20"} else 1)
 
 
@@ -95,19 +95,19 @@ def test_due_times_are_those_of_celerys_own_crontab(minute, hour, zone, data):
         tzinfo=UTC,
     )
     own = crontab(minute, hour, app=app)
-    last, found = begin, []
+    last, theirs = begin, []
     for passed in range(1, 12 * 60):
         now = begin + timedelta(minutes=passed)
         own.nowfun = lambda now=now: now.astimezone(ZoneInfo(zone))
         if own.is_due(last.astimezone(ZoneInfo(zone))).is_due:
-            found.append(now)
+            theirs.append(now)
             last = now
     when = When.of(crontab(minute, hour), app)
     end = begin + timedelta(minutes=12 * 60 - 1)
     ours, at = [], milliseconds(begin)
     while (at := when.following(at)) <= milliseconds(end):
         ours.append(datetime.fromtimestamp(at / 1000, UTC))
-    assert ours == found
+    assert ours == theirs
 
 
 def test_an_interval_follows_from_the_last_due_time_across_a_change_of_clocks(app):
@@ -150,9 +150,9 @@ def test_schedules_come_back_from_their_line(app):
         "a": {"task": "note", "schedule": crontab(), "kwargs": {"when": when}, "options": options},
         "b": {"task": "note", "schedule": timedelta(hours=1), "relative": True, "args": (1, [2])},
     }
-    found = {name: of_entry(name, entry, app) for name, entry in entries.items()}
-    assert definitions.from_line(definitions.to_line(found)) == found
-    assert found["a"].kwargs == {"when": when}
+    schedules = {name: of_entry(name, entry, app) for name, entry in entries.items()}
+    assert definitions.from_line(definitions.to_line(schedules)) == schedules
+    assert schedules["a"].kwargs == {"when": when}
     assert definitions.from_line(b'{"cancel":[],"at":1}') is None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kombu_binary_delay import Ladder, Topology
+from kombu_binary_delay import Ladder, Settings, Topology
 from kombu_binary_delay.cli import console, status_screen
 from kombu_binary_delay.operate import (
     AmendmentsStatus,
@@ -81,6 +81,23 @@ def test_no_line_is_longer_than_the_terminal_and_no_figure_is_cut(terminal, coun
         assert header == ["level", "wait", "waiting", "left", "after"]
         first = next(line.split() for line in shown if line.startswith("00"))
         assert first[:4] == ["00", "125", "ms", f"{7 * count:,}"]
+
+
+@pytest.mark.parametrize("radix", [3, 4])
+@pytest.mark.parametrize("count", [1, 9_876_543])
+@pytest.mark.parametrize("leaving", [0, 32])
+def test_no_figure_is_cut_where_a_level_has_several_queues(terminal, radix, count, leaving):
+    topology = Settings(radix=radix).topology()
+    first, *others = waiting(topology, count)
+    ladder = replace(LADDER, queues=(replace(first, leaving=leaving), *others))
+
+    shown = lines(terminal, status_screen.status(replace(STATUS, ladders=(ladder,))))
+
+    assert "…" not in "".join(shown)
+    header = next(line.split() for line in shown if line.startswith("level"))
+    assert ("leaving" in header) == bool(leaving)
+    # The figure of each queue, where they have room.
+    assert count > 1 or len([name for name in header if name.startswith(".")]) == radix - 1
 
 
 @pytest.mark.parametrize("troubles", [1, 15])
