@@ -83,7 +83,10 @@ def flush(batch):
         batch.flush()
 
 
-ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=300)
+#: The longest text of a property has 255 bytes.
+ids = st.text(st.characters(codec="utf-8"), min_size=1).filter(
+    lambda text: len(text.encode()) < 256
+)
 rows: Any = st.lists(
     st.fixed_dictionaries(
         {
