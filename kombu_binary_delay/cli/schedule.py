@@ -24,7 +24,7 @@ from .connect import Target
 
     \b
       celery -A shop binary-delay schedule apply
-      celery -A shop binary-delay schedule list
+      kombu-binary-delay schedule list -A shop
     """,
 )
 def schedule() -> None:

@@ -846,8 +846,11 @@ def _alive(channel: Any) -> Any:
 
 def _copied(properties: dict[str, Any]) -> dict[str, Any]:
     """Return properties as they are now: callers may use one dict of headers for all of a batch."""
-    headers = properties.get(HEADERS)
-    return {**properties, HEADERS: dict(headers)} if headers is not None else dict(properties)
+    # Its own copy: those of a message that cannot be decoded are of another type.
+    copied = properties.copy()
+    if (headers := copied.get(HEADERS)) is not None:
+        copied[HEADERS] = dict(headers)
+    return copied
 
 
 def _mark(

@@ -596,7 +596,12 @@ def test_every_verb_has_help_with_examples_and_json(subcommand):
     assert shown.exit_code == 0
     assert f"kombu-binary-delay {subcommand}" in shown.output
     # What Spark finds is tables, and the summary a file.
-    assert "--json" in shown.output or subcommand in {"spark", "web", "help"}
+    assert "--json" in shown.output or subcommand in {
+        "spark",
+        "web",
+        "help",
+        "schedule",
+    }
     examples = [line for line in shown.output.splitlines() if "binary-delay " in line]
     assert max(map(len, examples)) <= 80
     assert 0 < len(binary_delay.commands[subcommand].short_help or "") <= 55

@@ -343,8 +343,10 @@ def test_rows_that_are_staged_where_the_driver_does_not_see_them_are_missed(
             file.unlink()
 
     monkeypatch.setattr(writer, "parquet", elsewhere)
+    staging = Staging(spark, Place("parquet", str(tmp_path / "receipts")), uuid4(), 1.0)
+    stored = staging.store(rows).count()
     with pytest.raises(ValueError, match=r"of 10 rows .*, 0 are there: name a place"):
-        Staging(spark, Place("parquet", str(tmp_path / "receipts")), uuid4(), 1.0).store(rows)
+        staging.check_stored(stored)
 
 
 @pytest.mark.parametrize("name", [EVERY[0], EVERY[-1]])
