@@ -58,8 +58,10 @@ def check_url(url: str) -> None:
         if "://" not in part and not set(part) & set(":/@"):
             continue
         if "://" not in part or not is_broker_url(part):
+            shown = f", such as amqp://{part}//" if "@" not in part and "://" not in part else ""
             raise ValueError(
                 "the broker must be a RabbitMQ, with a URL that begins with amqp:// or amqps://"
+                + shown
             )
         try:
             parse_url(part)

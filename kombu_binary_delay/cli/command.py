@@ -197,7 +197,7 @@ def _need_rich() -> None:
         if (exc.name or "").partition(".")[0] != "rich":
             raise
         raise click.UsageError(
-            "this needs Rich: pip install 'kombu-binary-delay[cli]'; or give --json"
+            "this needs Rich: pip install rich; or give --json"
         ) from exc
 
 

@@ -383,7 +383,7 @@ def amended(value: Amended, *, dry: bool = False, known: bool = True) -> Rendera
             f"{_done(dry, 'recorded')} for {count}: not before {moment(value.due or 0)}; "
             f"one that is due later keeps its time"
         )
-    head += "" if known else " (ids are not looked up)"
+    head += "" if known else " (not checked whether they wait)"
     lines: list[RenderableType] = [
         Text(head if value.ids else "nothing to do", style="green" if value.ids else "yellow")
     ]

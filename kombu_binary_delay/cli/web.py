@@ -86,7 +86,7 @@ def web(
         if (exc.name or "").partition(".")[0] not in ("anyio", "jinja2", "starlette", "uvicorn"):
             raise
         raise click.UsageError(
-            f"this needs {exc.name}: pip install 'kombu-binary-delay[web]'"
+            f"this needs {exc.name}: pip install with the extra `web`, as in '.[web]'"
         ) from exc
     if new_user is not None:
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)

@@ -73,7 +73,8 @@ class LastHour:
         return self._counted(complete=complete)
 
     def _take(self, event: dict[str, Any] | None) -> None:
-        if event is None or event["event"] != events.RELEASED or "due" not in event:
+        # A message that was due before it was published has left no level, and was late before.
+        if event is None or event["event"] != events.RELEASED or not {"due", "left"} <= set(event):
             return
         late = max((event["at"] - event["due"]) / 1000, _LEAST)
         minute = event["at"] // 60_000_000

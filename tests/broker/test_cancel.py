@@ -88,7 +88,7 @@ def test_what_is_cancelled_by_id_a_file_or_standard_input_does_not_arrive(
     assert done.exit_code == 0, done.output
     assert "cancel 4 tasks" in done.output
     assert "cancellation recorded for 4 ids, kept until " in done.output
-    assert "UTC (ids are not looked up)" in done.output
+    assert "UTC (not checked whether they wait)" in done.output
     assert arrived(collect, connect, 1) == ["kept"]
 
 

@@ -750,8 +750,10 @@ def test_the_command_lists_counts_and_tells_of_one_task(
         assert first
         assert first.messages == 1
         now = time.time_ns() // 1000
-        write(vhost, {"event": "released", "at": now, "due": now - 60_000_000, "id": "x"})
-        settle(vhost, 7)
+        event = {"event": "released", "at": now, "due": now - 60_000_000, "id": "x"}
+        write(vhost, {**event, "left": now})
+        write(vhost, event)  # it was due when it was published
+        settle(vhost, 8)
         again = last_hour.read(connection)
         assert again
         assert again.messages == 2
