@@ -196,9 +196,7 @@ def _need_rich() -> None:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "rich":
             raise
-        raise click.UsageError(
-            "this needs Rich: pip install rich; or give --json"
-        ) from exc
+        raise click.UsageError("this needs Rich: pip install rich; or give --json") from exc
 
 
 def _code(exc: BinaryDelayError) -> int:

@@ -10,6 +10,8 @@ from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.follow import follow, read_verdicts
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
 HOUR = 3600.0
 #: When the journal is exported, and a step follows.

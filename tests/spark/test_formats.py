@@ -18,6 +18,8 @@ from kombu_binary_delay.spark.audit import audit
 from kombu_binary_delay.spark.plan import plan, summarize
 from kombu_binary_delay.spark.tables import PART, append, overwrite, read
 
+pytestmark = pytest.mark.slow
+
 PAST = datetime.now(UTC).replace(microsecond=123456) - timedelta(days=1)
 ROWS = 20
 

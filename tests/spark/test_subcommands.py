@@ -26,6 +26,8 @@ from kombu_binary_delay.spark.cli.shared import first_line
 from kombu_binary_delay.spark.journal import export_journal
 from kombu_binary_delay.spark.tables import append
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOON = datetime.now(UTC) + timedelta(days=1)
 

@@ -31,6 +31,8 @@ from kombu_binary_delay.spark.publish import publish
 from kombu_binary_delay.spark.staging import Staging
 from kombu_binary_delay.spark.tables import Place, append, existing, merge, overwrite, read
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).with_name("catalogue") / "MemoryCatalog.scala"
 SOON = datetime.now(UTC) + timedelta(days=1)
 #: As Spark gives it back: to the microsecond, and without its time zone.
