@@ -37,8 +37,8 @@ from kombu_binary_delay.spark.tables import read
 REMINDERS = int(os.environ.get("REMINDERS", "40000"))
 #: Two cores publish thousands a second, and execute hundreds when that is done. So that is what
 #: takes the time.
-LEAD = max(20.0, REMINDERS / 1600)  # seconds until the first is due
-SPREAD = max(20.0, REMINDERS / 800)  # seconds over which they are due
+LEAD = max(30.0, REMINDERS / 1000)  # seconds until the first is due
+SPREAD = max(20.0, REMINDERS / 400)  # seconds over which they are due: workers keep up
 #: Each waits for the broker's confirms of what it writes to the journal, so one alone is slower.
 WORKERS = 2
 PATIENCE = 600  # seconds after the last one is due
