@@ -580,8 +580,8 @@ def test_what_is_good_to_know_is_a_note_in_one_line_and_what_is_wrong_is_marked(
             "cancel",
             output.amended_by_id,
             (
-                "cancellation recorded for 1 id, kept until 1970-01-01 00:00:09 UTC (ids are not "
-                "looked up)"
+                "cancellation recorded for 1 id, kept until 1970-01-01 00:00:09 UTC (not checked "
+                "whether they wait)"
             ),
         ),
         (
