@@ -14,7 +14,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import amqp
-import kombu
+from kombu import Connection, pools
 from kombu.serialization import loads
 
 from kombu_binary_delay.amendments.names import POSTPONED
@@ -436,7 +436,7 @@ class Kit(ABC):
     def _alike(self, topology: Any) -> Any:
         """Return a connection like one that delays on a ladder."""
         # As Kombu's `clone` does, which one of a pool cannot.
-        return kombu.Connection(**dict(self._ladders[topology].client._info(resolve=False)))  # noqa: SLF001
+        return Connection(**dict(self._ladders[topology].client._info(resolve=False)))  # noqa: SLF001
 
     def _topologies(self) -> list[Any]:
         for connection in self._connections:
@@ -473,7 +473,7 @@ def _uses_transport(app: Any) -> bool:
 
 def _forget_connections() -> None:
     """Empty the pools of Kombu and Celery: a pool may hold connections to another broker."""
-    kombu.pools.reset()
+    pools.reset()
     for app in _apps():
         pool = app._pool  # noqa: SLF001 - `pool` would make one
         if pool is not None:

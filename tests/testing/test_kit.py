@@ -286,3 +286,9 @@ def test_a_task_expires_so_long_after_it_is_due_and_so_does_its_retry(delayed, s
 def test_an_expiry_that_cannot_be_read_is_an_error_at_the_publish(delayed, shop):
     with pytest.raises(DelayError, match="x-delay-expires must be a number of milliseconds"):
         shop.note.apply_async(("a",), countdown=60, headers={"x-delay-expires": "soon"})
+
+
+def test_a_plain_kombu_program_may_begin_with_the_kit():
+    """Nothing has imported Celery then, or Kombu's pools."""
+    program = "from kombu_binary_delay.testing import Delayed\nwith Delayed(): pass"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
