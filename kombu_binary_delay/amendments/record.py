@@ -14,13 +14,9 @@ from typing import Any, TypeAlias, TypeGuard
 from kombu_binary_delay.errors import AmendmentError, shown
 from kombu_binary_delay.ladder import delay
 
-#: The header with the key of a message: of all waiting messages with one key, only the latest runs.
-KEY = "x-delay-key"
+KEY, REPLACES, GENERATION = delay.KEY, delay.REPLACES, delay.GENERATION
 #: The header with the longest time, in milliseconds, by which later messages postpone the first.
 LONGEST_WAIT = "x-delay-key-max-wait"
-#: The header with the id of the message that this one is published in place of.
-REPLACES = "x-delay-replaces"
-GENERATION = delay.GENERATION
 #: Celery's header with the stamps of a task: by their names a value, or several.
 STAMPS = "stamps"
 #: Celery's header that counts how often a task was replaced under its id by its own ``replace``.

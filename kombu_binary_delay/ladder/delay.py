@@ -36,6 +36,10 @@ JITTER = "x-delay-jitter"
 EXPIRES = "x-delay-expires"
 #: The header that names one message among those with the same key or id. The transport writes it.
 GENERATION = "x-delay-generation"
+#: The header with the key of a message: of all waiting messages with one key, only the latest runs.
+KEY = "x-delay-key"
+#: The header with the id of the message that this one is published in place of.
+REPLACES = "x-delay-replaces"
 #: The exchange type of the delayed-message plugin, and its argument for the underlying type.
 PLUGIN_TYPE = "x-delayed-message"
 PLUGIN_ARGUMENT = "x-delayed-type"

@@ -825,13 +825,15 @@ def _whole(sent: _Pending | _OfRun) -> _Pending:
 
 
 def _outgoing(sent: _OfRun) -> Outgoing:
-    """Return a sent message of a run for the journal."""
+    """Return a sent message of a run for :meth:`.WayOut.note`."""
     run, place, _, exchange, key, due = sent
     template, _, headers, properties, _ = run.messages[place]
     read = template.read(headers, properties)
-    if due is not None and (exchange, key) != template.destination:
-        read[HEADERS][HEADER] = {"due": -(-due // 1000)}
-    return Outgoing(read, exchange, key, is_delayed=due is not None)
+    waits = due if (exchange, key) != template.destination else None
+    if waits is not None:
+        read[HEADERS][HEADER] = {"due": -(-waits // 1000)}
+    given = read, template.destination
+    return Outgoing(read, exchange, key, is_delayed=due is not None, due=waits, given=given)
 
 
 def _options(sent: _Pending | _OfRun) -> _Options:

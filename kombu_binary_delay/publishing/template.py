@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kombu_binary_delay.ladder.address import Destination
-from kombu_binary_delay.ladder.delay import EXPIRES, JITTER, X_DELAY
+from kombu_binary_delay.ladder.delay import EXPIRES, JITTER, KEY, REPLACES, X_DELAY
 from kombu_binary_delay.ladder.envelope import COPIES, DEATH_HEADERS, HEADER, HEADERS, OFFSET
 from kombu_binary_delay.ladder.returns import RETURNS
 
 from .frames import PROPERTIES, counted, write_fields, write_name, write_value
 
 EXPIRATION = "expiration"
-#: The headers that say more of a message's way than when it is due.
+#: The headers that say more of a message's way than when it is due, or of what it supersedes.
 _OF_THE_WAY = frozenset(
-    {X_DELAY, JITTER, EXPIRES, HEADER, OFFSET, RETURNS, *COPIES, *DEATH_HEADERS}
+    {X_DELAY, JITTER, EXPIRES, KEY, REPLACES, HEADER, OFFSET, RETURNS, *COPIES, *DEATH_HEADERS}
 )
 #: The encoding by which each byte is a letter.
 _BYTES = "latin-1"
@@ -85,7 +85,7 @@ class Template:
         return bool(self._last)
 
     def can_encode(self, headers: Mapping[str, Any]) -> bool:
-        """Return whether these headers say nothing of a message's way."""
+        """Return whether these headers say nothing more of a message than when it is due."""
         return self._is_plain and _OF_THE_WAY.isdisjoint(headers)
 
     def is_usual(self, headers: Mapping[str, Any]) -> bool:

@@ -185,9 +185,7 @@ class WayOut:
         :raises DelayError: if its jitter is too long.
         """
         template, _, headers, properties, due = message
-        if not template.is_usual(headers) and (
-            not template.can_encode(headers) or self._generations.supersedes(headers)
-        ):
+        if not template.is_usual(headers) and not template.can_encode(headers):
             return None
         if due is not None:
             if self._journal is not None and not self._journal.is_ready:
@@ -233,8 +231,8 @@ class WayOut:
 
     @property
     def is_noting(self) -> bool:
-        """Whether there is a journal."""
-        return self._journal is not None
+        """Whether :meth:`note` has anything to do for a message that is sent now."""
+        return bool(self._journal or watch.published or self._router.relies_on_others)
 
     def ready_at(
         self,
