@@ -49,6 +49,8 @@ _SENT_COLUMNS = (
 #: The rows of the first slice for each publisher, before the pace is known, and how many times as
 #: large as a slice the next one may be: messages of another kind have another pace.
 _FIRST_ROWS, _GROWTH = 2_000, 4
+#: By so many bits, Spark shifts the number of a row's part in its place.
+_OF_PART = 33
 #: How long to wait for a broker that has not confirmed anything yet, in seconds.
 _AT_FIRST = 10.0
 #: The most reasons of rejected rows that are counted.
@@ -264,8 +266,7 @@ def _run(
     order = (F.col("fate") != "ready", F.col("action") == s.PUBLISH, "due", "task_id")
     placed = marked.repartitionByRange(*order).sortWithinPartitions(*order)
     staged = staging.store(placed.withColumn("place", F.monotonically_increasing_id()))
-    # Within a part, places follow each other.
-    groups = staged.groupBy("fate", "action", F.shiftright("place", 33))
+    groups = staged.groupBy("fate", "action", F.shiftright("place", _OF_PART))
     figures = F.min("place").alias("first"), F.count("*").alias("rows")
     parts = groups.agg(*figures).collect()
     staging.check_stored(sum(row["rows"] for row in parts))
@@ -281,6 +282,8 @@ def _run(
     report(progress)
     begin = time.monotonic()
     for part in _slices(staged, parts, run):
+        # Also before the first: to store the rows may take longer than the lease is valid.
+        staging.renew()
         is_first = not progress.confirmed
         target = replace(run.target, patience=min(run.target.patience, _AT_FIRST))
         counts = _publish_slice(part, run, target if is_first else run.target)
@@ -305,7 +308,6 @@ def _run(
                 f"the broker cannot be reached: {counts['outage']}; {progress.remaining:,} of the "
                 f"job's rows have no receipt: run it again with resume"
             )
-        staging.renew()
     if progress.remaining:
         raise RuntimeError(
             f"{progress.remaining} of the job's rows have no receipt; run it again with resume"
@@ -447,11 +449,14 @@ def _slices(staged: DataFrame, parts: list[Row], run: _Run) -> Iterator[DataFram
     ready = staged.where("fate = 'ready'")
     place, is_publish = F.col("place"), F.col("action") == s.PUBLISH
     for kind in (False, True):
-        rest = sorted(
-            (row["first"], row["rows"])
-            for row in parts
-            if row["fate"] == "ready" and (row["action"] == s.PUBLISH) is kind
-        )
+        of_parts: dict[int, tuple[int, int]] = {}
+        for row in parts:
+            if row["fate"] == "ready" and (row["action"] == s.PUBLISH) is kind:
+                # In a part, cancellations and reschedulings are mixed, by their due times.
+                part = row["first"] >> _OF_PART
+                first, count = of_parts.get(part, (row["first"], 0))
+                of_parts[part] = min(first, row["first"]), count + row["rows"]
+        rest = sorted(of_parts.values())
         rows = _FIRST_ROWS * run.publishers
         while rest:
             if kind and run.max_rate is not None:

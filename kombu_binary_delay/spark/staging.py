@@ -12,8 +12,10 @@ import logging
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -26,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 #: A lease is valid for so long beyond the longest slice, in seconds.
 _VALID = 60.0
-#: How long to look for the signature of a run that began at the same time, in seconds.
-_GRACE = 5.0
 #: How often to look whether another run is at work, in seconds.
 _LOOK = 3.0
 #: A lease that has been signed so short a time ago is not signed again, in seconds.
@@ -53,7 +53,7 @@ class Staging:
     _signed: float = 0.0
     #: How many rows were stored as files, if that is known.
     _written: int | None = None
-    _owner: str = field(default_factory=lambda: f"{socket.gethostname()}/{os.getpid()}")
+    _owner: str = field(default_factory=lambda: f"{_machine()}/{os.getpid()}")
 
     def claim(self) -> None:
         """Take the lease. It waits where another run has it and may have died.
@@ -62,13 +62,17 @@ class Staging:
         """
         self._wait()
         self._sign(_ASKS)
-        others = self._others()
-        if others and str(others[0]["run"]) < self._run:
-            self._lose(others[0])
-        if others:
-            # It may have looked before we signed.
-            time.sleep(_GRACE)
-            self.check()
+        try:
+            while others := self._others():
+                for other in others:
+                    # Of those that ask at the same time, the first by name goes on.
+                    if other["state"] == _RUNS or other["run"] < self._run:
+                        self._lose(other)
+                # It gives way, unless it has looked before we signed: then it runs.
+                time.sleep(_LOOK)
+        except BaseException:
+            self.end()
+            raise
         self._sign(_RUNS)
 
     def renew(self) -> None:
@@ -183,10 +187,19 @@ def _clock(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} UTC"
 
 
+def _machine() -> str:
+    """Return the name of this machine, or of this container, whose processes have other numbers."""
+    host = socket.gethostname()
+    with suppress(OSError):
+        # Containers may share the name of their machine.
+        return f"{host}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    return host
+
+
 def _has_died(owner: str) -> bool:
     """Return whether a process of this machine has ended."""
-    host, _, process = owner.rpartition("/")
-    if host != socket.gethostname():
+    machine, _, process = owner.rpartition("/")
+    if machine != _machine():
         return False
     try:
         os.kill(int(process), 0)

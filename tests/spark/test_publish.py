@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +25,8 @@ from kombu_binary_delay.spark.prepare import job_uuid, task_id
 from kombu_binary_delay.spark.publish import Progress, publish
 from kombu_binary_delay.spark.publish import _slice_rows as slice_rows
 from kombu_binary_delay.spark.staging import Staging
+from kombu_binary_delay.spark.staging import _has_died as has_died
+from kombu_binary_delay.spark.staging import _machine as machine
 from kombu_binary_delay.spark.tables import PART, Place
 from tests.spark.dying_app import order
 from tests.waits import PATIENCE, wait_until
@@ -149,6 +154,56 @@ def test_a_second_run_of_a_job_waits_for_the_first_and_goes_on_only_if_that_has_
     monkeypatch.setattr(of_staging, "_VALID", 3.0 - 600.0)
     Staging(spark, place, job, 600.0, _owner="elsewhere/1").claim()
     assert run(reminders(5)).published == 5
+
+
+def test_of_runs_that_ask_at_the_same_time_each_waits_until_the_others_run_or_give_way(
+    spark, receipts, caplog, monkeypatch
+):
+    monkeypatch.setattr(of_staging, "_FRESH", 0.0)
+    place, job = Place.parse(receipts), job_uuid("job")
+    first, second, third = (Staging(spark, place, job, 600.0, _run=name) for name in "abc")
+    second._sign("asks")  # noqa: SLF001 - the other half of a claim must be slow
+    # As if neither had found the other when it began.
+    monkeypatch.setattr(first, "_wait", lambda: None)
+    with ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(first.claim)
+        time.sleep(7)
+        assert not claimed.done()
+        second.renew()
+        with pytest.raises(RuntimeError, match="another run of this job is at work"):
+            claimed.result(PATIENCE)
+    second.end()
+    # Nobody has to wait for one that gave way.
+    third.claim()
+    assert "waiting until" not in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a container")
+def test_a_process_is_dead_only_for_the_machine_or_the_container_that_it_ran_on():
+    dead = subprocess.Popen(["true"])  # noqa: S607
+    dead.wait()
+    script = "from kombu_binary_delay.spark.staging import _machine; print(_machine())"
+    argv = ["unshare", "--pid", "--fork", sys.executable, "-c", script]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    assert has_died(f"{machine()}/{dead.pid}")
+    assert not has_died(f"{machine()}/{os.getpid()}")
+    # It has this machine's name.
+    assert not has_died(f"{done.stdout.strip()}/{dead.pid}")
+
+
+def test_a_run_that_was_taken_for_dead_while_it_stored_its_rows_publishes_nothing(
+    spark, reminders, run, receipts, vhost, monkeypatch
+):
+    monkeypatch.setattr(of_staging, "_FRESH", 0.0)
+    other = Staging(spark, Place.parse(receipts), job_uuid("job"), 600.0, _owner="elsewhere/1")
+
+    def report(progress):
+        if progress.remaining:
+            other._sign("runs")  # noqa: SLF001 - as if the lease had ended
+
+    with pytest.raises(RuntimeError, match="another run of this job is at work, elsewhere/1"):
+        run(reminders(5), on_progress=report)
+    assert read(spark, receipts).count() == 0
 
 
 @pytest.mark.slow
@@ -319,6 +374,20 @@ def test_a_table_cancels_and_reschedules_what_the_job_has_published(
             reasons[key] = judgement and judgement.reason
     cancelled = dict.fromkeys(("key-0", "key-4", "never"), "cancelled")
     assert reasons == {**cancelled, "key-1": "postponed", "key-3": None, "new": None}
+
+
+def test_cancellations_and_reschedulings_that_are_mixed_by_their_due_times_are_all_recorded(
+    reminders, run
+):
+    run(reminders(40))
+    is_even = F.col("key").substr(5, 3).cast("int") % 2 == 0
+    changes = reminders(40).select(
+        "key",
+        F.when(is_even, s.CANCEL).otherwise(s.RESCHEDULE).alias("action"),
+        F.when(~is_even, F.col("eta") + F.expr("interval 1 second")).alias("eta"),
+    )
+    done = run(changes, resume=True)
+    assert (done.cancelled, done.rescheduled, done.remaining) == (20, 20, 0)
 
 
 def test_jobs_with_one_table_of_receipts_leave_each_other_alone(
