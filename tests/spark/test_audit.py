@@ -409,6 +409,11 @@ FATES = {
     "reschedule ignored": fate(
         arrives("x", 100.5), s.RESCHEDULE_IGNORED, receipts=[receipt("x"), *RESCHEDULED]
     ),
+    "rescheduled, then cancelled, and ran": fate(
+        arrives("x", 100.5),
+        s.RAN_AFTER_CANCEL,
+        receipts=[receipt("x"), *RESCHEDULED, amendment("x", 20)],
+    ),
     # As if the journal had lost the event "postponed".
     "rescheduled, and in time": fate(
         arrives("x", 901), s.OK, receipts=[receipt("x"), *RESCHEDULED], lateness=1.0
