@@ -57,7 +57,11 @@ class Job:
 
     def parts(self) -> int:
         """Return how many Spark tasks have written their receipts."""
-        return len(list(self._receipts.glob("part-*.parquet")))
+        return sum(pq.read_metadata(file).num_rows > 0 for file in self._files())
+
+    def _files(self) -> list[Path]:
+        """Return the files of receipts, of which each append has a folder."""
+        return list(self._receipts.glob("part=*/part-*.parquet"))
 
     def wait_for_more(self, driver: Process) -> None:
         """Wait until there are more receipts, and the next messages are on their way."""
@@ -77,7 +81,7 @@ class Job:
         if failed:
             raise ScenarioError(f"the driver has failed: {self._log.read_text()[-2000:]}")
         receipts: Counter[str] = Counter()
-        for file in self._receipts.glob("part-*.parquet"):
+        for file in self._files():
             for row in pq.read_table(file, columns=["task_id", "status"]).to_pylist():
                 if row["status"] == s.PUBLISHED:
                     receipts[row["task_id"]] += 1
