@@ -498,10 +498,11 @@ def _moved() -> dict[str, Column]:
     moved_to = F.when(F.size(before) > 0, F.element_at(before, -1)["due"])
     # To the microsecond, the ladder rounds to milliseconds.
     is_soon = F.unix_micros(moved_to) - F.unix_micros(came) > ROUNDING
-    ignored = F.coalesce(is_soon, F.lit(False))
+    is_soon = F.coalesce(is_soon, F.lit(False))
     return {
-        "reschedule_ignored": ignored,
-        "due": F.when(ignored, F.col("due")).otherwise(F.coalesce(moved_to, "due")),
+        # One that was cancelled, too, is dropped at its first time.
+        "reschedule_ignored": is_soon & _has_run(),
+        "due": F.when(is_soon, F.col("due")).otherwise(F.coalesce(moved_to, "due")),
         "expected": F.greatest("expected", moved_to),
     }
 
@@ -562,7 +563,7 @@ def _verdict(late_after: float, patience: float) -> Column:
     lost = nothing_came & _passed("expected", patience)
     return (
         F.when(F.col("lateness") < 0, s.EARLY)
-        .when(F.col("taken_back"), s.TAKEN_BACK)
+        .when(F.col("taken_back") | _dropped_after_cancel(), s.TAKEN_BACK)
         .when(_ran_after_cancel(), s.RAN_AFTER_CANCEL)
         .when(F.col("reschedule_ignored") & ~F.col("replaced"), s.RESCHEDULE_IGNORED)
         .when(nothing_came & ~F.coalesce("confirmed", F.lit(True)), s.NOT_PUBLISHED)
@@ -583,12 +584,25 @@ def _verdict(late_after: float, patience: float) -> Column:
     )
 
 
-def _ran_after_cancel() -> Column:
-    """Return whether a task ran that came after a receipt says it was cancelled."""
+def _has_run() -> Column:
+    """Return whether a task ran, or a consumer without Celery got a message and did not drop it."""
     nameless = (F.col("executed") == 0) & F.col("task").isNull() & (F.col("cancelled") == 0)
-    ran = (F.col("ran") > 0) | (nameless & F.col("is_released"))
+    return (F.col("ran") > 0) | (nameless & F.col("is_released"))
+
+
+def _after_cancel() -> Column:
+    """Return whether a task came after a receipt says it was cancelled."""
     after = F.col("arrived_at") > F.col("cancelled_at")
-    return ran & ~F.col("replaced") & F.coalesce(after, F.lit(False))
+    return ~F.col("replaced") & F.coalesce(after, F.lit(False))
+
+
+def _ran_after_cancel() -> Column:
+    return _has_run() & _after_cancel()
+
+
+def _dropped_after_cancel() -> Column:
+    """Return whether a worker has discarded a task of which a receipt says it was cancelled."""
+    return (F.col("executed") > 0) & (F.col("ran") == 0) & _after_cancel()
 
 
 def _too_little_journal() -> Column:

@@ -375,6 +375,10 @@ FATES = {
     # A receipt of an amendment is no message, and says what ran after it.
     "revoked": fate(revoked("x", 101), s.TAKEN_BACK, receipts=[receipt("x"), amendment("x", 10)]),
     "ran": fate(arrives("x", 101), s.RAN_AFTER_CANCEL, receipts=[receipt("x"), amendment("x", 10)]),
+    "revoked, and late": fate(
+        revoked("x", 150), s.TAKEN_BACK, receipts=[receipt("x"), amendment("x", 10)]
+    ),
+    "expired, and late": fate(revoked("x", 150), s.LATE, receipts=[receipt("x")]),
     "came before it was cancelled": fate(
         arrives("x", 101), s.OK, receipts=[receipt("x"), amendment("x", 102)]
     ),
@@ -413,6 +417,12 @@ FATES = {
         arrives("x", 100.5),
         s.RAN_AFTER_CANCEL,
         receipts=[receipt("x"), *RESCHEDULED, amendment("x", 20)],
+    ),
+    "rescheduled, then cancelled, and dropped": fate(
+        revoked("x", 100.5),
+        s.TAKEN_BACK,
+        receipts=[receipt("x"), *RESCHEDULED, amendment("x", 20)],
+        lateness=0.5,
     ),
     # As if the journal had lost the event "postponed".
     "rescheduled, and in time": fate(
