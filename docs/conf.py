@@ -1,7 +1,7 @@
 """How Sphinx builds the documentation: `make docs`. A warning is an error.
 
 The pages are plain Markdown, so that code hosts show them too. What only Sphinx understands stands
-in a comment `<!-- site`; a generated table of the API is only for code hosts.
+in a comment `<!-- site`; a generated list of the API is only for code hosts.
 """
 
 import re
@@ -11,6 +11,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.generate import api
 
 project = "kombu-binary-delay"
 author = "The kombu_binary_delay authors"
@@ -36,7 +38,6 @@ nitpick_ignore_regex = [
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
 
 html_theme = "furo"
 html_title = project
@@ -48,8 +49,7 @@ html_css_files = ["site.css"]
 def for_the_site(_: Sphinx, __: str, page: list[str]) -> None:
     """Uncomment what only the site shows, and leave out what stands there on a code host."""
     text = re.sub(r"^<!-- site\n(.*?)^-->$", r"\1", page[0], flags=re.MULTILINE | re.DOTALL)
-    api = r"^<!-- generated: api -->.*?^<!-- end -->$"
-    page[0] = re.sub(api, "", text, flags=re.MULTILINE | re.DOTALL)
+    page[0] = api.for_the_site(text)
 
 
 def setup(app: Sphinx) -> None:
