@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from .errors import LadderError, SettingsError
@@ -178,7 +178,7 @@ class Settings:
                 raise SettingsError(
                     f"{key!r} must be inside {KEY!r}: write {{{KEY!r}: {{{key!r}: ...}}}}"
                 )
-            if key != KEY and get_close_matches(str(key), [KEY], cutoff=0.8):
+            if _is_nearly_ours(str(key)):
                 raise SettingsError(f"unknown transport option {key!r}; did you mean {KEY!r}?")
         given = (options or {}).get(KEY)
         if given is None:
@@ -249,6 +249,12 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: {name} must be one of {listed}, got {value!r}{_near(value, choices)}"
             )
+
+
+@lru_cache(maxsize=256)
+def _is_nearly_ours(key: str) -> bool:
+    # Each connection asks for the same few.
+    return key != KEY and bool(get_close_matches(key, [KEY], cutoff=0.8))
 
 
 def milliseconds(max_age: str) -> int:
