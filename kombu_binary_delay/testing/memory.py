@@ -6,7 +6,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +39,8 @@ class Delayed(Kit):
     def __init__(self) -> None:
         super().__init__()
         self._is_down = False
+        #: Whether something has entered a queue of a program, or a stream.
+        self._has_arrived = False
         self._duplicates = 0
         self._crash: Any = None
 
@@ -48,6 +50,8 @@ class Delayed(Kit):
         before, ladders = _kept.get("broker", (None, []))
         for topology in ladders:
             self._broker.inherit(before, topology.whole)
+            # The mirrors of exchanges stay, without their bindings to queues, which are no more.
+            self._broker.inherit(before, before.behind(topology.delivery))
         stack.callback(lambda: _kept.update(broker=(self._broker, {*ladders, *self._topologies()})))
         self._broker.on_enqueue.append(self._on_enqueue)
         # Half a minute passes in each step, and nothing changes on this broker unseen.
@@ -60,6 +64,10 @@ class Delayed(Kit):
             (reading, "_heard", self._heard),
         ):
             stack.enter_context(patch.object(module, name, value))
+        with suppress(ImportError):
+            from .worker import copying_code_once  # noqa: PLC0415 - needs Celery
+
+            stack.enter_context(copying_code_once())
 
     def _connect(self, connect: Callable[..., Any], host: str, *_: Any, **__: Any) -> InProcess:  # noqa: ARG002
         return InProcess(host, self._open)
@@ -81,6 +89,12 @@ class Delayed(Kit):
     def _run_now(self) -> None:
         self._broker.run_until(self._clock.now())
         super()._run_now()
+        self._has_arrived = False
+
+    def _has_work(self, event: int) -> bool:
+        # What moves from level to level is nobody's yet.
+        here = self._next_here()
+        return self._has_arrived or (here is not None and here <= event)
 
     def _find_workers(self) -> None:
         if self._is_down:
@@ -175,7 +189,10 @@ class Delayed(Kit):
             # Its readers may not know yet that it exists.
             for place in self._heard:
                 self._heard[place] += 1
-        if not self._duplicates or self._ladder_of(queue.name) or queue.is_stream:
+        is_of_ladder = self._ladder_of(queue.name) is not None
+        if not is_of_ladder or queue.is_stream or queue.consumers:
+            self._has_arrived = True
+        if not self._duplicates or is_of_ladder or queue.is_stream:
             return
         if queue.name.endswith(".pidbox"):
             return
