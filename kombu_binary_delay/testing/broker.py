@@ -195,8 +195,7 @@ class Broker:
         for binding in part.bindings:
             # Not by `bind`: both ends exist.
             if binding in other.bindings.get(binding.source, ()):
-                self.bindings.setdefault(binding.source, {})[binding] = None
-        self._by_headers = any(exchange.type == "headers" for exchange in self.exchanges.values())
+                self._bind(binding)
 
     def behind(self, exchange: str) -> Part:
         """Return the exchanges that are bound to an exchange, with these bindings."""
@@ -344,9 +343,12 @@ class Broker:
             self.queue(binding.destination)
         else:
             self.check_exchange(binding.destination)
+        self._bind(binding)
+        self._routes.clear()
+
+    def _bind(self, binding: Binding) -> None:
         self.bindings.setdefault(binding.source, {})[binding] = None
         self._by_headers = self._by_headers or self.exchanges[binding.source].type == "headers"
-        self._routes.clear()
 
     def unbind(self, binding: Binding) -> None:
         """Remove a binding, if it exists."""
@@ -398,8 +400,9 @@ class Broker:
 
     def _route(self, message: Message) -> bool:
         queues = self._reached(message.exchange, message.keys, message.headers)
-        for queue in queues:
-            self._enqueue(queue, replace(message))
+        for number, queue in enumerate(queues, 1):
+            # The last one needs no copy.
+            self._enqueue(queue, message if number == len(queues) else replace(message))
         return bool(queues)
 
     def _enqueue(self, queue: Queue, message: Message) -> None:
