@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from kombu_binary_delay.ladder.envelope import further_keys
-from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
+from kombu_binary_delay.ladder.parts import Binding, Exchange
 from kombu_binary_delay.ladder.simulate import route_message
 
 #: What a RabbitMQ says of itself when a client connects.
@@ -185,22 +185,25 @@ class Broker:
         self._routes: dict[tuple[str, ...], list[Queue]] = {}
         self._by_headers = False
 
-    def inherit(self, other: Broker, part: Part) -> None:
-        """Take from another broker what it has of a part, without messages."""
-        for name in {exchange.name for exchange in part.exchanges} & other.exchanges.keys():
+    def inherit(self, other: Broker, names: Iterable[str]) -> None:
+        """Take from another broker exchanges and queues, without messages, and their bindings.
+
+        An exchange that one of them leads to comes too, but alone.
+
+        :param names: of the exchanges and queues.
+        """
+        whole = set(names)
+        behind = {b.destination for n in whole for b in other.bindings.get(n, ()) if not b.to_queue}
+        for name in [name for name in other.exchanges if name in whole or name in behind]:
             self.exchanges[name] = other.exchanges[name]
             self._declared[name] = other._declared[name]
-        for name in [queue.name for queue in part.queues if queue.name in other.queues]:
+            if name in whole:
+                # To copy all is faster than to hash some.
+                self.bindings[name] = bindings = other.bindings.get(name, {}).copy()
+                for binding in [b for b in bindings if b.to_queue and b.destination not in whole]:
+                    del bindings[binding]
+        for name in [name for name in other.queues if name in whole]:
             self._add_queue(Queue(name, other.queues[name].arguments))
-        for binding in part.bindings:
-            # Not by `bind`: both ends exist.
-            if binding in other.bindings.get(binding.source, ()):
-                self._bind(binding)
-
-    def behind(self, exchange: str) -> Part:
-        """Return the exchanges that are bound to an exchange, with these bindings."""
-        bindings = [b for b in self.bindings.get(exchange, ()) if not b.to_queue]
-        return Part(tuple(self.exchanges[b.destination] for b in bindings), (), tuple(bindings))
 
     # -- topology ------------------------------------------------------------------------------
 
@@ -343,12 +346,9 @@ class Broker:
             self.queue(binding.destination)
         else:
             self.check_exchange(binding.destination)
-        self._bind(binding)
-        self._routes.clear()
-
-    def _bind(self, binding: Binding) -> None:
         self.bindings.setdefault(binding.source, {})[binding] = None
         self._by_headers = self._by_headers or self.exchanges[binding.source].type == "headers"
+        self._routes.clear()
 
     def unbind(self, binding: Binding) -> None:
         """Remove a binding, if it exists."""

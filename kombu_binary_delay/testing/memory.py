@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -15,14 +16,15 @@ from kombu_binary_delay import transport
 from kombu_binary_delay.amendments import reading
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.routing import knowledge
+from kombu_binary_delay.routing.commands import names_in
 
 from .broker import Broker, Message, Queue
 from .kit import Kit
 from .server import Session
 from .socket import InProcess
 
-#: The broker of the kit before, and the ladders on it.
-_kept: dict[str, tuple[Any, Any]] = {}
+#: The broker of the kit before, and what its ladders consist of, if there was one.
+_kept: list[tuple[Broker, dict[Any, list[str]]]] = []
 
 
 class Delayed(Kit):
@@ -47,12 +49,11 @@ class Delayed(Kit):
     def _begin(self, stack: ExitStack) -> None:
         self._broker = Broker(self._clock.now())
         # As on a broker that stays: to declare a ladder takes longer than all else in a test.
-        before, ladders = _kept.get("broker", (None, []))
-        for topology in ladders:
-            self._broker.inherit(before, topology.whole)
-            # The mirrors of exchanges stay, without their bindings to queues, which are no more.
-            self._broker.inherit(before, before.behind(topology.delivery))
-        stack.callback(lambda: _kept.update(broker=(self._broker, {*ladders, *self._topologies()})))
+        if _kept:
+            before, ladders = _kept[0]
+            # With the mirrors of exchanges, but not those exchanges and queues, which are no more.
+            self._broker.inherit(before, chain.from_iterable(ladders.values()))
+        stack.callback(self._keep)
         self._broker.on_enqueue.append(self._on_enqueue)
         # Half a minute passes in each step, and nothing changes on this broker unseen.
         self._heard: dict[Any, int] = defaultdict(int)
@@ -68,6 +69,15 @@ class Delayed(Kit):
             from .worker import copying_code_once  # noqa: PLC0415 - needs Celery
 
             stack.enter_context(copying_code_once())
+
+    def _keep(self) -> None:
+        """Leave the broker to the next kit."""
+        ladders = _kept[0][1] if _kept else {}
+        for topology in self._topologies():
+            if topology not in ladders:
+                exchanges, queues = names_in(topology.whole)
+                ladders[topology] = [*exchanges, *queues]
+        _kept[:] = [(self._broker, ladders)]
 
     def _connect(self, connect: Callable[..., Any], host: str, *_: Any, **__: Any) -> InProcess:  # noqa: ARG002
         return InProcess(host, self._open)
