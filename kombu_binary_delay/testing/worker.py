@@ -181,7 +181,7 @@ class Worker:
     def _is_quiet(self) -> bool:
         """Return whether to read would only run into the time limit."""
         connection = self.connection.connection
-        transport = connection.transport
+        transport = getattr(connection, "transport", None)
         return (
             isinstance(transport, InProcess)
             and transport.is_quiet
