@@ -237,7 +237,8 @@ class DelayedOnBroker(Kit):
         with self._alike(topology) as connection, suppress(NotFound):
             channel = connection.channel()
             while (got := amqp.Channel.basic_get(channel, queue)) is not None:
-                message = Message(_bytes(got.body), got.properties, "", [got.routing_key])
+                keys = [got.delivery_info["routing_key"]]
+                message = Message(_bytes(got.body), got.properties, "", keys)
                 if _mark(message) in self._marks:
                     messages.append(message)
         return messages
