@@ -168,6 +168,10 @@ WAYS: dict[str, tuple[str, Callable[[VHost], Way]]] = {
         "ours, delayed, confirmed in batches",
         lambda v: ByBatch(v, OURS, delayed=True),
     ),
+    "batch-journal": (
+        "ours, delayed, confirmed in batches, with the journal",
+        lambda v: ByBatch(v, OURS, delayed=True, journal="stream"),
+    ),
     "celery": ("Celery on Kombu's own transport", lambda v: ByCelery(v, STOCK)),
     "celery-ours": ("Celery on ours, no delay", lambda v: ByCelery(v, OURS)),
     "celery-native": ("Celery, native delayed delivery", ByNative),

@@ -167,7 +167,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("Late, p99, ms", "p99"),
         Column("Broker CPU per message", "cpu_us", "{:.2f}", of="ratio"),
     ),
-    "testing": (Column("CPU, ms", "cpu_ms", "{:.1f}"), Column("missing", "missing")),
+    "testing": (
+        Column("CPU, ms", "cpu_ms", "{:.1f}"),
+        Column("a year of them, s", "year_s"),
+        Column("missing", "missing"),
+    ),
     "spark": (
         *_SPARK,
         Column("of Spark, while it publishes", "publishing", "{:,.0f}"),

@@ -1,7 +1,7 @@
 """How Sphinx builds the documentation: `make docs`. A warning is an error.
 
-The pages are plain Markdown, so that code hosts show them too. What only Sphinx understands stands
-in a comment `<!-- site`; a generated table of the API is only for code hosts.
+The pages are plain Markdown, so that code hosts show them too. The tree of pages is made from the
+lists of `index.md`, and the directives of the API from its generated lists.
 """
 
 import re
@@ -11,6 +11,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.generate import api
 
 project = "kombu-binary-delay"
 author = "The kombu_binary_delay authors"
@@ -36,7 +38,6 @@ nitpick_ignore_regex = [
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
 
 html_theme = "furo"
 html_title = project
@@ -45,11 +46,20 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
 
-def for_the_site(_: Sphinx, __: str, page: list[str]) -> None:
-    """Uncomment what only the site shows, and leave out what stands there on a code host."""
-    text = re.sub(r"^<!-- site\n(.*?)^-->$", r"\1", page[0], flags=re.MULTILINE | re.DOTALL)
-    api = r"^<!-- generated: api -->.*?^<!-- end -->$"
-    page[0] = re.sub(api, "", text, flags=re.MULTILINE | re.DOTALL)
+#: A group of pages in a list: its name, and the links to them.
+_GROUP = re.compile(r"^- \*\*(.+?)\*\*: (.+(?:\n  .+)*)", re.MULTILINE)
+
+
+def for_the_site(_: Sphinx, name: str, page: list[str]) -> None:
+    """Add what only Sphinx understands: directives of the API, and the tree of pages."""
+    page[0] = api.for_the_site(page[0])
+    if name == "index":
+        page[0] += "".join(_tree(*group) for group in _GROUP.findall(page[0]))
+
+
+def _tree(caption: str, links: str) -> str:
+    names = re.findall(r"\]\(([\w/-]+)\.md\)", links)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(names) + "\n```\n"
 
 
 def setup(app: Sphinx) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from .errors import LadderError, SettingsError
@@ -146,7 +146,6 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: lanes must be a whole number from 1 to {MAX_LANES}, got {self.lanes!r}"
             )
-        self._check_jitter()
         if not isinstance(self.relays, tuple) or not all(
             isinstance(relay, str) for relay in self.relays
         ):
@@ -164,6 +163,7 @@ class Settings:
                 f"{KEY}: namespace must not be 'amq', since RabbitMQ reserves names that begin "
                 f"with 'amq.'; choose another"
             )
+        self._check_jitter()
 
     @classmethod
     def from_transport_options(cls, options: Mapping[str, Any] | None) -> Settings:
@@ -178,7 +178,7 @@ class Settings:
                 raise SettingsError(
                     f"{key!r} must be inside {KEY!r}: write {{{KEY!r}: {{{key!r}: ...}}}}"
                 )
-            if key != KEY and get_close_matches(str(key), [KEY], cutoff=0.8):
+            if _is_nearly_ours(str(key)):
                 raise SettingsError(f"unknown transport option {key!r}; did you mean {KEY!r}?")
         given = (options or {}).get(KEY)
         if given is None:
@@ -203,7 +203,7 @@ class Settings:
         """Compute the topology that these settings describe."""
         if self.foreign_ladder is not None:
             return FOREIGN_LADDERS[self.foreign_ladder]
-        return Topology(self.ladder, self.namespace, self.queue_type, self.layout)
+        return _topology(self.ladder, self.namespace, self.queue_type, self.layout)
 
     def _leave_out_beside_a_foreign_ladder(self) -> None:
         for field in fields(self):
@@ -249,6 +249,18 @@ class Settings:
             raise SettingsError(
                 f"{KEY}: {name} must be one of {listed}, got {value!r}{_near(value, choices)}"
             )
+
+
+@lru_cache(maxsize=64)
+def _topology(*parts: Any) -> Topology:
+    # Each connection needs it, and its levels take longer to compute than to look at.
+    return Topology(*parts)
+
+
+@lru_cache(maxsize=256)
+def _is_nearly_ours(key: str) -> bool:
+    # Each connection asks for the same few.
+    return key != KEY and bool(get_close_matches(key, [KEY], cutoff=0.8))
 
 
 def milliseconds(max_age: str) -> int:

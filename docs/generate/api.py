@@ -1,7 +1,8 @@
 """Purpose: a list of the names that a page documents, each with one sentence.
 
-A page lists the names for the site, as directives of autodoc in a comment `<!-- site`. On a code
-host, which shows no directives, the list stands in their place.
+The comment before the list names them: a module, then names that it exports, with ``+`` if the site
+is to show the methods of a class as well, or ``+METHOD`` for one of them. The site has directives
+of autodoc in place of the list, which is for code hosts.
 """
 
 from __future__ import annotations
@@ -9,34 +10,62 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from .markdown import first_sentence
 
 ROOT = Path(__file__).parents[2]
-_SITE = re.compile(r"^<!-- site\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
-_ENTRY = re.compile(
-    r"^\.\. (?P<kind>currentmodule|class|auto\w+):: (?P<name>[\w.]+)\n", re.MULTILINE
-)
+_LIST = re.compile(r"^<!-- generated: api([^>]*)-->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
-def api(_: list[str], before: str) -> str:
-    """Return a list of the names in the last comment for the site.
+def api(arguments: list[str], _: str) -> str:
+    """Return a list of names."""
+    return "\n".join(_line(module, name) for module, name, _ in _named(arguments))
 
-    :raises ValueError: if there is no such comment.
-    """
-    comments = _SITE.findall(before)
-    if not comments:
-        raise ValueError("no comment `<!-- site` names what to list")
+
+def for_the_site(page: str) -> str:
+    """Return a page with directives of autodoc in place of its lists."""
+
+    def directives(part: re.Match[str]) -> str:
+        named = _named([argument.strip() for argument in part[1].split(",")])
+        text = "\n".join(_directive(module, name, members) for module, name, members in named)
+        return f"```{{eval-rst}}\n{text}```"
+
+    return _LIST.sub(directives, page)
+
+
+def _named(arguments: list[str]) -> Iterator[tuple[Any, str, str | None]]:
+    """Yield modules, names, and the methods to show: None for none, "" for all."""
     module: Any = None
-    lines: list[str] = []
-    for entry in _ENTRY.finditer(comments[-1]):
-        if entry["kind"] == "currentmodule":
-            module = importlib.import_module(entry["name"])
-        elif entry["kind"] != "automodule":
-            lines.append(_line(module, entry["name"]))
-    return "\n".join(lines)
+    for argument in arguments:
+        if argument.startswith("kombu_binary_delay"):
+            module = importlib.import_module(argument)
+        else:
+            name, plus, members = argument.partition("+")
+            yield module, name, members if plus else None
+
+
+def _directive(module: Any, name: str, members: str | None) -> str:
+    value = getattr(module, name)
+    options: dict[str, str] = {}
+    if not isinstance(value, type):
+        kind = "autofunction" if callable(value) else "autodata"
+    elif issubclass(value, Exception):
+        kind, options = "autoexception", {"show-inheritance": ""}
+    else:
+        kind = "autoclass"
+        if members is None:
+            options = {"no-members": ""}
+        else:
+            options = {"members": members}
+            if is_dataclass(value):
+                # The docstring of the class describes them.
+                options["exclude-members"] = ", ".join(field.name for field in fields(value))
+    lines = "".join(f"   :{option}: {value}".rstrip() + "\n" for option, value in options.items())
+    return f".. {kind}:: {module.__name__}.{name}\n{lines}"
 
 
 def _line(module: Any, name: str) -> str:

@@ -79,11 +79,12 @@ def _executed(app: Any, request: Any, task: str, at: int | None, state: str | No
     at = at or time.time_ns() // 1000
     event = {**message, "event": events.EXECUTED, "at": at, "state": state}
     where = app.conf.broker_transport_options[KEY]["journal"]
-    if where == STREAM:
-        _writer_of(app).write(app, event)
-        return
     try:
-        files.append(where, events.to_line(event))
+        line = events.to_line(event)
+        if where == STREAM:
+            _writer_of(app).write(app, line)
+        else:
+            files.append(where, line)
     except (OSError, TypeError, ValueError) as exc:
         warnings.warn(f"an executed task is missing in the journal: {exc}")
 
@@ -113,12 +114,12 @@ class ConfirmedWriter:
         self._connection: Any = None
         self._batch: PublishBatch | None = None
         #: The events that the broker has not confirmed.
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MOST)
+        self._waiting: deque[str] = deque(maxlen=_MOST)
         self._is_unreachable = self._has_connected = False
         self._rests_until = float("-inf")
 
-    def write(self, app: Any, event: dict[str, Any]) -> None:
-        """Write an event to the journal of an app, with those that wait; log why it cannot be."""
+    def write(self, app: Any, line: str) -> None:
+        """Write an event's line to the journal of an app, with those that wait; log a failure."""
         with self._lock:
             if self._owner != os.getpid():
                 # After a fork, the connection and the events are the parent's.
@@ -126,7 +127,7 @@ class ConfirmedWriter:
                 self._waiting.clear()
             if len(self._waiting) == _MOST:
                 warnings.warn(f"the journal misses executed tasks: more than {_MOST} wait for it")
-            self._waiting.append(event)
+            self._waiting.append(line)
             if time.monotonic() < self._rests_until:
                 return
             # In an outage, one task waits for a moment; each further one only looks.
@@ -186,11 +187,9 @@ class ConfirmedWriter:
         number = 1
         while self._waiting:
             part = list(islice(self._waiting, number))
-            for event in part:
-                # Mandatory: if the stream was deleted, the broker would drop and confirm it.
-                self._batch.publish(
-                    to_message(event), "", journal.stream.name, mandatory=True, timeout=10
-                )
+            message = to_message(part)
+            # Mandatory: if the stream was deleted, the broker would drop and confirm it.
+            self._batch.publish(message, "", journal.stream.name, mandatory=True, timeout=10)
             self._batch.flush()
             for _ in part:
                 self._waiting.popleft()

@@ -137,11 +137,16 @@ def due(headers: Mapping[str, Any]) -> int | None:
 
 
 def to_line(event: dict[str, Any]) -> str:
-    """Write an event as compact JSON.
+    """Write an event as compact JSON, without a line break.
 
     :raises TypeError, ValueError: if JSON cannot encode a value of the event.
     """
     return json.dumps(event, separators=(",", ":"))
+
+
+def lines(body: Any) -> list[str] | list[bytes]:
+    """Return the lines of a message of the journal's stream, of an event each."""
+    return body.split("\n") if isinstance(body, str) else bytes(body).split(b"\n")
 
 
 def from_line(line: str | bytes) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -37,10 +37,10 @@ def stream_part(settings: Settings) -> Part:
     return Part(queues=(Queue(stream_name(settings.namespace), arguments),))
 
 
-def to_message(event: dict[str, Any]) -> Any:
-    """Return the message for an event."""
+def to_message(lines: Iterable[str]) -> Any:
+    """Return one message for the lines of events: for the broker, each message is the same work."""
     return amqp.Message(
-        events.to_line(event), content_type="application/json", content_encoding="utf-8"
+        "\n".join(lines), content_type="application/x-ndjson", content_encoding="utf-8"
     )
 
 
@@ -67,8 +67,8 @@ class Stream:
         #: Whether it exists, as far as this connection knows.
         self.is_declared = False
 
-    def publish(self, event: dict[str, Any]) -> None:
-        """Publish an event, without waiting for the broker.
+    def publish(self, lines: Iterable[str]) -> None:
+        """Publish the lines of events as one message, without waiting for the broker.
 
         :raises amqp.AMQPError, BinaryDelayError: if it cannot be published, or the broker has
             refused one since the last publish.
@@ -81,13 +81,14 @@ class Stream:
             channel.events["basic_return"].add(self._on_return)
             # With publisher confirms on, basic_publish would wait for each event.
             amqp.Channel._basic_publish(  # noqa: SLF001
-                channel, to_message(event), "", self.name, mandatory=True
+                channel, to_message(lines), "", self.name, mandatory=True
             )
 
     def _on_return(self, _: Any, __: str, ___: str, message: Any) -> None:
         # Within a read of anybody: not the place to declare it again.
         self.is_declared = False
-        self._returned(json.loads(message.body))
+        for line in events.lines(message.body):
+            self._returned(json.loads(line))
 
     def wait(self) -> None:
         """Wait until the broker has read what was published."""

@@ -92,18 +92,16 @@ class Journal:
         except BinaryDelayError as exc:
             self._begin_to_rest(exc)
 
-    def scheduled(self, properties: dict[str, Any], exchange: str, key: str) -> None:
-        """Record that a message was published to the ladder, or was already due at the publish.
+    def scheduled(self, *messages: tuple[dict[str, Any], str, str]) -> None:
+        """Record that messages were published to the ladder, or were already due at the publish.
 
-        :param properties: as published.
-        :param exchange: as published.
-        :param key: the routing key, as published.
+        :param messages: the properties, the exchange and the routing key of each, as published.
         """
-        event = events.scheduled(
-            self._topology, properties, exchange, key, arguments=self._arguments
+        read = (
+            events.scheduled(self._topology, *message, arguments=self._arguments)
+            for message in messages
         )
-        if event is not None:
-            self._note(_dated(events.SCHEDULED, event))
+        self._note(*(_dated(events.SCHEDULED, event) for event in read if event is not None))
         # Not by `release`, which may end the connection: the message is published.
         while not (self._is_stopped or alarms.is_recent(self._connection)):
             later = self._next()
@@ -215,16 +213,16 @@ class Journal:
     def _is_resting(self) -> bool:
         return time.monotonic() < self._rests_until
 
-    def write(self, event: dict[str, Any]) -> None:
-        """Write an event, without waiting for the broker.
+    def write(self, *lines: str) -> None:
+        """Write the lines of events, without waiting for the broker.
 
-        :raises OSError, amqp.AMQPError, BinaryDelayError: if it cannot be written.
-        :raises TypeError, ValueError: if JSON cannot encode it.
+        :raises OSError, amqp.AMQPError, BinaryDelayError: if they cannot be written.
         """
-        if self.folder is not None:
-            files.append(self.folder, events.to_line(event))
-        else:
-            self.stream.publish(event)
+        if self.folder is None:
+            self.stream.publish(lines)
+            return
+        for line in lines:
+            files.append(self.folder, line)
 
     def _follow(
         self, kind: str, properties: dict[str, Any], destination: Destination, **more: Any
@@ -253,17 +251,23 @@ class Journal:
         self._later.append(event)
         self._connection.is_held_up = True
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _note(self, *noted: dict[str, Any]) -> None:
         if self._is_resting:
             return
+        lines: list[str] = []
+        for event in noted:
+            try:
+                lines.append(events.to_line(event))
+            except (TypeError, ValueError) as exc:
+                # Only for this message, because of a value in its properties.
+                warnings.warn(f"an event is missing in the journal, as it cannot be written: {exc}")
+        if not lines:
+            return
         try:
-            self.write(event)
+            self.write(*lines)
         except (OSError, amqp.AMQPError, BinaryDelayError) as exc:
             # The message itself is published; an error of the connection will show by itself.
             self._begin_to_rest(exc)
-        except (TypeError, ValueError) as exc:
-            # Only for this message, because of a value in its properties.
-            warnings.warn(f"an event is missing in the journal, as it cannot be written: {exc}")
 
     def _begin_to_rest(self, exc: BaseException) -> None:
         self._rests_until = time.monotonic() + _REST

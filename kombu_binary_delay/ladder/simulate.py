@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .parts import Binding, Exchange, Part
@@ -103,6 +104,7 @@ def route_message(
     return reached
 
 
+@lru_cache(maxsize=4096)
 def matches_topic(pattern: str, key: str) -> bool:
     """Return whether a topic binding key matches a routing key, as RabbitMQ reads both."""
     return _match_words(pattern.split(".") if pattern else [], key.split(".") if key else [])

@@ -64,7 +64,8 @@ class LastHour:
                 for record in page:
                     if record.offset > self._last:
                         self._last = record.offset
-                        self._take(events.from_line(record.body))
+                        for line in events.lines(record.body):
+                            self._take(events.from_line(line))
                 if time.monotonic() > end:
                     complete = False
                     break

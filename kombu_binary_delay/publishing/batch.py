@@ -209,7 +209,7 @@ class PublishBatch:
         #: Those that were sent, up to a delivery tag, by what identifies them if they are returned.
         self._marks: dict[tuple[object, ...], deque[_Pending]] = {}
         self._marked = 0
-        self._to_note: deque[Outgoing] = deque()
+        self._to_note: list[Outgoing] = []
         #: The messages that supersede others, in the order in which to record that.
         self._to_record: deque[_Pending] = deque()
         self._unreported: deque[tuple[_Pending, Outcome]] = deque()
@@ -538,8 +538,15 @@ class PublishBatch:
 
     def _note(self) -> None:
         """Write the journal's events and the records of what was sent; this may run callbacks."""
-        while self._to_note and self._way_out is not None:
-            self._way_out.note(self._to_note.popleft())
+        if self._to_note and self._way_out is not None:
+            # A callback may come here again.
+            sent, self._to_note = self._to_note, []
+            try:
+                self._way_out.note(sent)
+            except BaseException:
+                # An interrupt. Readers take an event that is written twice for one.
+                self._to_note[:0] = sent
+                raise
         done: list[_Pending] = []
         while self._to_record and self._to_record[0].state:
             pending = self._to_record.popleft()

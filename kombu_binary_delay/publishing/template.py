@@ -52,6 +52,8 @@ class Template:
     ) -> None:
         self.destination = Destination(*destination)
         self._properties = {name: properties[name] for name in properties if name != HEADERS}
+        #: The priority of all messages of the kind.
+        self.priority = self._properties.get("priority")
         headers = dict(properties.get(HEADERS) or {})
         names = [*headers]
         end = names.index(before) if before in headers else len(names)
@@ -73,11 +75,6 @@ class Template:
         self._is_plain = _OF_THE_WAY.isdisjoint(headers) and EXPIRATION not in self._properties
         #: By the names of the properties that differ, what encodes them with the others.
         self._encoders: dict[tuple[str, ...], Callable[[bytes, Mapping[str, Any]], bytes]] = {}
-
-    @property
-    def priority(self) -> Any:
-        """The priority of all messages of the kind."""
-        return self._properties.get("priority")
 
     @property
     def has_last(self) -> bool:
@@ -117,6 +114,8 @@ class Template:
             value = headers[name]
             if value.__class__ is str and len(value) < _SHORT and value.isascii():
                 parts += (before, _LENGTHS[len(value)], value)
+            elif value is None:
+                parts += (before, "V")
             else:
                 parts += (before, str(write_value(value), _BYTES))
         parts.append(self._rest)

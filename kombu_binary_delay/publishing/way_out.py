@@ -79,8 +79,8 @@ class Events(Protocol):
     def prepare(self) -> None:
         """Declare what the first event needs."""
 
-    def scheduled(self, properties: dict[str, Any], exchange: str, key: str, /) -> None:
-        """Record that a message was published to the ladder."""
+    def scheduled(self, *messages: tuple[dict[str, Any], str, str]) -> None:
+        """Record that messages were published to the ladder."""
 
 
 class Generations(Protocol):
@@ -188,24 +188,14 @@ class WayOut:
         if not template.is_usual(headers) and not template.can_encode(headers):
             return None
         if due is not None:
-            if self._journal is not None and not self._journal.is_ready:
+            has_jitter, journal = bool(self._router.jitter), self._journal
+            is_ready = journal is None or journal.is_ready
+            if not is_ready or (has_jitter and (template.has_last or self.is_noting)):
                 return None
-            if self._router.jitter:
-                if template.has_last or self.is_noting:
-                    return None
+            if has_jitter:
                 headers, due = self._later(template, headers, properties, due, now)
-            if due > now:
-                return self._entered(template, headers, properties, due, now)
-        return template.encode(headers, properties), due, *template.destination
-
-    def _entered(
-        self,
-        template: Template,
-        headers: dict[str, Any],
-        properties: dict[str, Any],
-        due: int,
-        now: int,
-    ) -> tuple[bytes, int | None, str, str] | None:
+        if due is None or due <= now:
+            return template.encode(headers, properties), due, *template.destination
         if EXPIRATION in properties and not is_expiration(properties[EXPIRATION]):
             return None
         name = properties.get("message_id") or properties.get("correlation_id")
@@ -289,19 +279,24 @@ class WayOut:
 
         :raises AmendmentError: as :meth:`record`.
         """
-        self.note(out)
+        self.note((out,))
         if out.records:
             self.record(out.records)
 
-    def note(self, out: Outgoing) -> None:
-        """Write the event of a message that was sent to the journal."""
-        if out.due is not None:
+    def note(self, outs: Sequence[Outgoing]) -> None:
+        """Write the events of messages that were sent to the journal, all at once."""
+        waiting = [(out, out.due) for out in outs if out.due is not None]
+        if waiting:
             # The next one need not wait: of one that was sent by a batch, the confirm says it.
             self._router.relies_on_others = False
-        if out.is_delayed and self._journal is not None:
-            self._journal.scheduled(out.properties, out.exchange, out.routing_key)
-        if watch.published and out.due is not None:
-            self._notify(out, out.due)
+        if self._journal is not None:
+            delayed = (
+                (out.properties, out.exchange, out.routing_key) for out in outs if out.is_delayed
+            )
+            self._journal.scheduled(*delayed)
+        if watch.published:
+            for out, due in waiting:
+                self._notify(out, due)
 
     def _notify(self, out: Outgoing, due: int) -> None:
         """Notify listeners of a message that is on the ladder."""

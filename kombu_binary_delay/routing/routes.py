@@ -26,7 +26,7 @@ from .commands import (
     log_refusals,
     names_in,
 )
-from .knowledge import ATTEMPTS, Knowledge, Repetition, UserBinding
+from .knowledge import ATTEMPTS, BASE, Knowledge, Repetition, UserBinding
 from .levels import Levels
 from .mirrors import Mirrors
 
@@ -198,9 +198,9 @@ class Routes:
         known.repeats = True
         for _ in range(ATTEMPTS):
             known.repetition = Repetition.UNDER_WAY
+            yield from self._repeat_at_once()
             if known.bindings or known.declared:
                 yield from self._levels.declare_base()
-            yield from self._repeat_at_once()
             for queue in list(known.declared):
                 yield from log_refusals(self.bind_queue(queue))
             for binding in list(known.bindings):
@@ -267,6 +267,7 @@ class Routes:
             answer = yield self._look_that_repeats(queues, bindings)
         if answer is not Answer.DONE:
             return
+        self._known.existing.add(BASE)
         for queue in queues:
             self.note_bound(queue, by_relay=self._known.needs_relay(queue))
         yield from self.mirrors.note_repeated(bindings)
@@ -280,6 +281,7 @@ class Routes:
             *map(self.mirrors.parts_for, bindings),
         ]
         whole: Part = sum((part for part, _ in made), Part()).distinct()
-        exchanges, waiting = names_in(whole)
+        base = Part() if BASE in self._known.existing else self._topology.base
+        exchanges, waiting = names_in(base + whole)
         others = tuple(binding for _, beside in made for binding in beside)
         return Look((*ends, *exchanges), tuple(waiting), whole.bindings, others)

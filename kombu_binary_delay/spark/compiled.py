@@ -69,10 +69,10 @@ _ID = "correlation_id"
 _COMPRESSION = "compression"
 #: What follows the arguments in a body, of a task without callbacks.
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+_EMBED_JSON = json.dumps(_EMBED)
 #: The largest frame of any broker: what is compared here is not written.
 _ANY_SIZE = 2**31
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
-_SCALARS = frozenset((int, float, bool))
 _NAMES = ("queue", "exchange", "routing_key")
 #: Of a message: what is written, and what differs of it.
 Values = tuple[bytes, dict[str, Any], dict[str, Any]]
@@ -203,7 +203,7 @@ class Kind:
             properties[EXPIRATION] = str(int(left * 1000))
         if call.headers:
             headers |= call.headers
-        return self._body((args, kwargs, _EMBED)), headers, properties
+        return self._body(args, kwargs), headers, properties
 
 
 class Compiler:
@@ -298,15 +298,20 @@ def _json_encoder() -> Callable[[Any], str]:
 _to_json = _json_encoder()
 
 
-def _encoder(properties: dict[str, Any], compression: str | None) -> Callable[[Any], bytes]:
+def _encoder(
+    properties: dict[str, Any], compression: str | None
+) -> Callable[[Any, dict[str, Any]], bytes]:
     """Return what encodes the bodies of a kind, as its message has been."""
     kind, encoding = properties["content_type"], properties["content_encoding"]
     serializer = registry.type_to_name[kind]
     # Kombu makes an encoder for each message, which differs for no value that comes from JSON.
     is_json = registry._encoders[serializer].encoder is kombu.utils.json.dumps  # noqa: SLF001
 
-    def encoded(body: Any) -> bytes:
-        text = _to_json(body) if is_json else dumps(body, serializer=serializer)[2]
+    def encoded(args: Any, kwargs: dict[str, Any]) -> bytes:
+        if is_json:
+            text = f"[{_to_json(args)}, {_to_json(kwargs) if kwargs else '{}'}, {_EMBED_JSON}]"
+        else:
+            text = dumps((args, kwargs, _EMBED), serializer=serializer)[2]
         data: bytes = text.encode(encoding) if isinstance(text, str) else text
         return compress(data, compression)[0] if compression else data
 
@@ -355,28 +360,25 @@ def _is_celerys(owner: Any, name: str, module: Any) -> bool:
 
 def _shown(values: Any, longest: int) -> str | None:
     """Return arguments as Celery's ``saferepr`` does; None if they are nested or too long."""
-    if isinstance(values, dict):
-        texts = []
-        for name, value in values.items():
-            text = _shown_scalar(value)
-            if text is None:
-                return None
-            texts.append(f"{_shown_scalar(name)}: {text}")
-        shown = "{" + ", ".join(texts) + "}"
-    elif values:
-        written = [_shown_scalar(value) for value in values]
-        if None in written:
-            return None
-        shown = "[" + ", ".join(written) + "]"  # type: ignore[arg-type]
-    else:
-        shown = "()"
+    try:
+        if isinstance(values, dict):
+            texts = [
+                f"{_SHOW[type(name)](name)}: {_SHOW[type(value)](value)}"
+                for name, value in values.items()
+            ]
+            shown = "{" + ", ".join(texts) + "}"
+        elif values:
+            shown = "[" + ", ".join([_SHOW[type(value)](value) for value in values]) + "]"
+        else:
+            shown = "()"
+    except KeyError:
+        return None
     # Nothing is cut off.
     return shown if len(shown) < longest else None
 
 
-def _shown_scalar(value: Any) -> str | None:
-    if type(value) is str:
-        return "'" + value.replace("'", "\\'") + "'"
-    if type(value) in _SCALARS:
-        return str(value)
-    return "None" if value is None else None
+#: How each scalar is shown.
+_SHOW: dict[type, Callable[[Any], str]] = {
+    str: lambda text: "'" + text.replace("'", "\\'") + "'",
+    **dict.fromkeys((int, float, bool, type(None)), repr),
+}

@@ -6,7 +6,8 @@ those that follow. Both use the offsets of the stream, so that a read can be rep
 ``start``, an offset (0), with ``last``, the event before it as an export writes it, by which
 another stream is noticed. Named as Kafka's: ``failOnDataLoss`` (``true``), whether it is an error
 that the stream has dropped events after those that were read before; and for a stream
-``maxOffsetsPerTrigger``, the most events of a micro-batch (1,000,000; PySpark 4.2 and later).
+``maxOffsetsPerTrigger``, the most messages of a micro-batch, each of one event or up to a hundred
+(200,000; PySpark 4.2 and later).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyspark.sql.datasource import (
 
 from kombu_binary_delay.celery_side.urls import for_kombus_transport, is_broker_url
 from kombu_binary_delay.journal import stream_name
+from kombu_binary_delay.journal.events import lines
 from kombu_binary_delay.wire.deliveries import StreamRecord
 from kombu_binary_delay.wire.executor import is_deleted
 from kombu_binary_delay.wire.streams import StreamError, pages
@@ -53,8 +55,11 @@ logger = logging.getLogger(__name__)
 Offset = dict[str, Any]
 
 FORMAT = "binary_delay_journal"
-#: The most events of a micro-batch, and of one Spark task of it.
-_TRIGGER, _SHARE = 1_000_000, 250_000
+#: The most messages of the stream in a micro-batch, and in one Spark task of it. A message has one
+#: event, or up to a hundred.
+_TRIGGER, _SHARE = 200_000, 50_000
+#: The most events in a batch of Arrow's.
+_AT_ONCE = 10_000
 _RAW = (
     "event string, id string, task string, retries int, exchange string, key string, "
     "due bigint, at bigint, ladder string, hops int, state string"
@@ -74,13 +79,14 @@ def read_journal(spark: SparkSession, where: str, *, namespace: str = "kbd") -> 
         return _columns(spark.read.schema(_RAW).json(f"{place.where}/journal-*.jsonl*"))
     table = read(spark, place, s.JOURNAL)
     has_repeats = _overlaps(table) if place.is_files else _repeats(table)
-    # Rows without an offset are no events, and differ in their times.
-    return table.dropDuplicates(["offset", "at"]) if has_repeats else table
+    return table.distinct() if has_repeats else table
 
 
 def _repeats(table: DataFrame) -> bool:
     """Return whether concurrent exports have written the same events to a table."""
-    [counts] = table.agg(F.count("offset"), F.count_distinct("offset")).collect()
+    # One message of the stream has events of many tasks.
+    row = F.xxhash64("offset", "event", "task_id", "at", "due")
+    [counts] = table.agg(F.count(row), F.count_distinct(row)).collect()
     return bool(counts[0] != counts[1])
 
 
@@ -135,8 +141,8 @@ def _last(spark: SparkSession, path: str) -> dict[str, str]:
     if last is None:
         return {}
     at = F.unix_micros(F.col("at").cast("timestamp_ltz"))
-    row = table.where(F.col("offset") == last).select("event", "task_id", at).first()
-    return {"start": str(int(last) + 1), "last": _identity(*row)} if row else {}
+    rows = table.where(F.col("offset") == last).select("event", "task_id", at).collect()
+    return {"start": str(int(last) + 1), "last": min(_identity(*row) for row in rows)}
 
 
 def _identity(event: str | None, task_id: str | None, at: int | None) -> str:
@@ -297,9 +303,14 @@ class _Stream:
                 self._check_loss(start, self.start())
             last = page[-1].offset
             # RabbitMQ sends whole chunks: the first may begin before the offset.
-            events = [(event.offset, event.body) for event in page if start <= event.offset < end]
-            if events:
-                yield self._batch(events)
+            events = [
+                (record.offset, line)
+                for record in page
+                if start <= record.offset < end
+                for line in lines(record.body)
+            ]
+            for at in range(0, len(events), _AT_ONCE):
+                yield self._batch(events[at : at + _AT_ONCE])
             if last >= end - 1:
                 return
         if start < end:
@@ -462,15 +473,19 @@ def _event(offset: int, body: str | bytes) -> dict[str, Any]:
 
 
 def _identity_of(body: str | bytes) -> str | None:
-    """Return the :func:`_identity` of an event in the stream; None of what cannot be read."""
-    try:
-        row = _batch([_event(0, body)])
-    except _UNREADABLE:
-        return None
-    at = row.column("at").cast(pa.int64())
-    return _identity(
-        *(column[0].as_py() for column in (row.column("event"), row.column("task_id"), at))
-    )
+    """Return the least :func:`_identity` of a message's events; None if none can be read."""
+    least: str | None = None
+    for line in lines(body):
+        try:
+            row = _batch([_event(0, line)])
+        except _UNREADABLE:
+            continue
+        at = row.column("at").cast(pa.int64())
+        identity = _identity(
+            *(column[0].as_py() for column in (row.column("event"), row.column("task_id"), at))
+        )
+        least = identity if least is None else min(least, identity)
+    return least
 
 
 def _batch(events: list[dict[str, Any]]) -> pa.RecordBatch:

@@ -393,14 +393,14 @@ class Sender:
 
     def _send_all(self, pace: _Pace) -> None:
         for sent in self._rows:
-            # Cancellations are a thousand to a message.
-            is_paced = sent.row.action != s.CANCEL
-            if self._to_record:
+            if self._to_record or pace.is_limited:
+                # Cancellations are a thousand to a message.
+                is_paced = sent.row.action != s.CANCEL
                 rest = pace.rest() if is_paced else 0.0
-                if time.monotonic() + rest > self._record_by:
+                if self._to_record and time.monotonic() + rest > self._record_by:
                     self._try(self._record)
-            if is_paced:
-                pace.wait()
+                if is_paced:
+                    pace.wait()
             self._begun += 1
             try:
                 self._send(sent)
@@ -675,15 +675,16 @@ class _Pace:
     """Limits the rate per second, without a burst after a pause."""
 
     def __init__(self, rate: float | None) -> None:
+        self.is_limited = rate is not None
         self._gap = 0.0 if rate is None else 1 / rate
         self._next = time.monotonic()
 
     def rest(self) -> float:
         """Return for how long to wait before the next, in seconds."""
-        return max(0.0, self._next - time.monotonic()) if self._gap else 0.0
+        return max(0.0, self._next - time.monotonic()) if self.is_limited else 0.0
 
     def wait(self) -> None:
-        if not self._gap:
+        if not self.is_limited:
             return
         now = time.monotonic()
         if now < self._next:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
 from kombu_binary_delay.ladder.envelope import further_keys
-from kombu_binary_delay.ladder.parts import Binding, Exchange, Part
+from kombu_binary_delay.ladder.parts import Binding, Exchange
 from kombu_binary_delay.ladder.simulate import route_message
 
 #: What a RabbitMQ says of itself when a client connects.
@@ -124,6 +125,17 @@ class Queue:
     unacked: int = 0
     #: When a queue with ``x-expires`` is deleted, in microseconds since the epoch.
     ends: int | None = None
+    #: Its place in the order of declaration.
+    number: int = 0
+
+    @property
+    def next_event(self) -> int | None:
+        """When something happens in it by itself next, in microseconds since the epoch."""
+        # RabbitMQ lets expire only what is at the head.
+        event = self.ready[0].expires if self.ready else None
+        if self.ends is None or self.consumers:
+            return event
+        return self.ends if event is None else min(event, self.ends)
 
     @property
     def is_stream(self) -> bool:
@@ -165,21 +177,33 @@ class Broker:
         #: Called with each message that enters a queue.
         self.on_enqueue: list[Callable[[Queue, Message], object]] = []
         self._declared: dict[str, tuple[Any, ...]] = {}
-        self._names = count(1)
+        self._names, self._numbers = count(1), count()
+        #: At which times something may happen by itself, and in which queue, as a heap: each event
+        #: has an entry, and an entry may have no event any more.
+        self._events: list[tuple[int, int, Queue]] = []
         #: The queues that were reached, by the exchange and the keys, unless headers count, too.
         self._routes: dict[tuple[str, ...], list[Queue]] = {}
         self._by_headers = False
 
-    def inherit(self, other: Broker, part: Part) -> None:
-        """Take from another broker what it has of a part, without messages."""
-        for name in {exchange.name for exchange in part.exchanges} & other.exchanges.keys():
+    def inherit(self, other: Broker, names: Iterable[str]) -> None:
+        """Take from another broker exchanges and queues, without messages, and their bindings.
+
+        An exchange that one of them leads to comes too, but alone.
+
+        :param names: of the exchanges and queues.
+        """
+        whole = set(names)
+        behind = {b.destination for n in whole for b in other.bindings.get(n, ()) if not b.to_queue}
+        for name in [name for name in other.exchanges if name in whole or name in behind]:
             self.exchanges[name] = other.exchanges[name]
             self._declared[name] = other._declared[name]
-        for name in {queue.name for queue in part.queues} & other.queues.keys():
-            self.queues[name] = Queue(name, other.queues[name].arguments)
-        for binding in part.bindings:
-            if binding in other.bindings.get(binding.source, ()):
-                self.bind(binding)
+            if name in whole:
+                # To copy all is faster than to hash some.
+                self.bindings[name] = bindings = other.bindings.get(name, {}).copy()
+                for binding in [b for b in bindings if b.to_queue and b.destination not in whole]:
+                    del bindings[binding]
+        for name in [name for name in other.queues if name in whole]:
+            self._add_queue(Queue(name, other.queues[name].arguments))
 
     # -- topology ------------------------------------------------------------------------------
 
@@ -254,10 +278,14 @@ class Broker:
             return before
         name = name or f"amq.gen-{next(self._names):022}"
         queue = Queue(name, dict(arguments), durable, auto_delete, owner if exclusive else None)
-        self.queues[name] = queue
+        self._add_queue(queue)
         self._routes.clear()
         self._use(queue)
         return queue
+
+    def _add_queue(self, queue: Queue) -> None:
+        queue.number = next(self._numbers)
+        self.queues[queue.name] = queue
 
     def queue(self, name: str, owner: object = None) -> Queue:
         """Return a queue.
@@ -372,8 +400,9 @@ class Broker:
 
     def _route(self, message: Message) -> bool:
         queues = self._reached(message.exchange, message.keys, message.headers)
-        for queue in queues:
-            self._enqueue(queue, replace(message))
+        for number, queue in enumerate(queues, 1):
+            # The last one needs no copy.
+            self._enqueue(queue, message if number == len(queues) else replace(message))
         return bool(queues)
 
     def _enqueue(self, queue: Queue, message: Message) -> None:
@@ -391,6 +420,7 @@ class Broker:
         longest = queue.arguments.get("x-max-length")
         if longest is not None and len(queue.ready) > longest and not queue.is_stream:
             self._die(queue, queue.ready.popleft(), "maxlen")
+        self._note_event(queue)
         for listener in self.on_enqueue:
             listener(queue, message)
         self.dispatch(queue)
@@ -399,35 +429,43 @@ class Broker:
 
     def next_event(self) -> int | None:
         """Return when something happens by itself next, in microseconds since the epoch."""
-        return min(self._events(), default=None)
+        events = self._events
+        while events:
+            at, _, queue = events[0]
+            if queue.next_event == at and self.queues.get(queue.name) is queue:
+                return at
+            heappop(events)
+        return None
 
-    def _events(self) -> Iterator[int]:
-        for queue in self.queues.values():
-            # RabbitMQ lets expire only what is at the head.
-            if queue.ready and (at := queue.ready[0].expires) is not None:
-                yield at
-            if queue.ends is not None and not queue.consumers:
-                yield queue.ends
+    def _note_event(self, queue: Queue) -> None:
+        """Note when something happens in a queue next: another message is at its head."""
+        event = queue.next_event
+        if event is not None:
+            heappush(self._events, (event, queue.number, queue))
 
     def run_until(self, moment: int) -> None:
         """Advance to a moment, in microseconds since the epoch, with all that happens meanwhile."""
         while (event := self.next_event()) is not None and event <= moment:
+            queue = heappop(self._events)[2]
             self.now = max(event, self.now)
-            self._expire()
+            self._expire(queue)
         self.now = max(moment, self.now)
 
-    def _expire(self) -> None:
+    def _expire(self, queue: Queue) -> None:
+        """Expire what is due in a queue, and the queue itself if it has ended."""
         now = self.now
-        for queue in list(self.queues.values()):
-            while queue.ready and (at := queue.ready[0].expires) is not None and at <= now:
-                self._die(queue, queue.ready.popleft(), "expired")
-            if queue.ends is not None and not queue.consumers and queue.ends <= now:
-                self.delete_queue(queue.name)
+        while queue.ready and (at := queue.ready[0].expires) is not None and at <= now:
+            self._die(queue, queue.ready.popleft(), "expired")
+        if queue.ends is not None and not queue.consumers and queue.ends <= now:
+            self.delete_queue(queue.name)
+        else:
+            self._note_event(queue)
 
     def _use(self, queue: Queue) -> None:
         lasts = queue.arguments.get("x-expires")
         if lasts is not None:
             queue.ends = self.now + int(lasts) * 1000
+            self._note_event(queue)
 
     def _die(self, queue: Queue, message: Message, reason: str) -> None:
         """Dead-letter a message, or drop it."""
@@ -454,6 +492,7 @@ class Broker:
             raise BrokerError(403, text)
         queue.consumers.append(consumer)
         queue.consumers.sort(key=lambda c: -c.priority)
+        self._note_event(queue)
 
     def leave(self, queue: Queue, consumer: Consumer) -> None:
         """Remove a consumer; with the last one, an auto-delete queue goes."""
@@ -493,6 +532,7 @@ class Broker:
     def take(self, queue: Queue) -> Message:
         """Take the first message out of a queue."""
         message = queue.ready.popleft()
+        self._note_event(queue)
         queue.unacked += 1
         if queue.is_quorum and message.returns:
             headers = {**message.headers, "x-delivery-count": message.returns}
@@ -516,6 +556,7 @@ class Broker:
                 self._die(queue, message, "delivery_limit")
             else:
                 queue.ready.appendleft(message)
+                self._note_event(queue)
         elif dead:
             self._die(queue, message, "rejected")
 

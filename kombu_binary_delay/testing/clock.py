@@ -90,7 +90,7 @@ class Clock:
         if mover is None:
             raise KitError("time is not held still any more: who has stopped it?")
         self._shift += ahead / 1e6
-        mover(moment)
+        mover(moment, ahead)
 
     def _refuse_to_sleep(self, seconds: float) -> None:
         if seconds > 0 and threading.get_ident() == self._thread:
@@ -102,17 +102,21 @@ class Clock:
 
 
 def _mover() -> Any:
-    """Return a function that moves the clock that is held still now; None if none is."""
+    """Return a function that moves the clock that is held still now; None if none is.
+
+    It takes the moment, in microseconds since the epoch, and how far ahead that is.
+    """
     freezegun = sys.modules.get("freezegun.api")
     if freezegun is not None and freezegun.freeze_factories:
         factory = freezegun.freeze_factories[-1]
-        return lambda moment: factory.move_to(as_datetime(moment).replace(tzinfo=None))
+        return lambda moment, _: factory.move_to(as_datetime(moment).replace(tzinfo=None))
     machine = sys.modules.get("time_machine")
     if machine is not None:
         for name in ("traveller_stack", "coordinates_stack"):
             with suppress(AttributeError, IndexError):
                 traveller = getattr(machine, name)[-1]
-                return lambda moment: traveller.move_to(as_datetime(moment))
+                # `move_to` would set the time zone of the process again.
+                return lambda _, ahead: traveller.shift(timedelta(microseconds=ahead))
     return None
 
 

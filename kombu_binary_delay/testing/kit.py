@@ -60,6 +60,8 @@ class Kit(ABC):
         self._connections: list[Any] = []
         #: By its topology: a connection that delays on it.
         self._ladders: dict[Any, Any] = {}
+        #: By the name of a queue of a ladder: its topology.
+        self._owners: dict[str, Any] = {}
         #: By the name of the task: the app that has sent it last.
         self._senders: dict[str, Any] = {}
         self._ran: list[Ran] = []
@@ -191,23 +193,31 @@ class Kit(ABC):
         return None if event is None else timedelta(microseconds=event - self._clock.now())
 
     def _run_until(self, end: int | None) -> None:
+        self._run_now()
         for _ in range(MOST_EVENTS):
-            self._run_now()
             event = self._next_event()
             if event is None or (end is not None and event > end):
                 break
             self._pass(event)
+            if self._has_work(event):
+                self._run_now()
         else:
             raise KitError(f"more than {MOST_EVENTS} things happened: does a task repeat itself?")
         if end is not None:
             self._pass(end)
 
     def _next_event(self) -> int | None:
-        events = [self._next_of_broker()]
-        events += [worker.timer.next_event() for worker in self._workers.values()]
+        return _first((self._next_of_broker(), self._next_here()))
+
+    def _next_here(self) -> int | None:
+        """Return when a worker or a scheduler has something to do next, as the broker's events."""
+        events = [worker.timer.next_event() for worker in self._workers.values()]
         looks = [scheduler.next_look() for scheduler in self._schedulers.values()]
-        events += [None if look is None else look * 1000 for look in looks]
-        return min((event for event in events if event is not None), default=None)
+        return _first((*events, *(None if look is None else look * 1000 for look in looks)))
+
+    def _has_work(self, _: int) -> bool:
+        """Return whether there can be something to run at an event, which has just happened."""
+        return True
 
     def _run_now(self) -> None:
         """Run what has come, and what comes of it at once."""
@@ -447,7 +457,16 @@ class Kit(ABC):
 
     def _ladder_of(self, queue: str) -> Any:
         """Return the topology of the ladder that a queue belongs to; None if it is a program's."""
-        return next((t for t in self._topologies() if t.owns(queue)), None)
+        topology = self._owners.get(queue)
+        if topology is None:
+            topology = next((t for t in self._topologies() if t.owns(queue)), None)
+            if topology is not None:
+                self._owners[queue] = topology
+        return topology
+
+
+def _first(events: Iterable[int | None]) -> int | None:
+    return min((event for event in events if event is not None), default=None)
 
 
 def _arguments(message: Message) -> tuple[tuple[Any, ...], dict[str, Any]]:

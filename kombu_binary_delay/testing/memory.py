@@ -6,8 +6,9 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -15,14 +16,15 @@ from kombu_binary_delay import transport
 from kombu_binary_delay.amendments import reading
 from kombu_binary_delay.ladder.delay import TASK
 from kombu_binary_delay.routing import knowledge
+from kombu_binary_delay.routing.commands import names_in
 
 from .broker import Broker, Message, Queue
 from .kit import Kit
 from .server import Session
 from .socket import InProcess
 
-#: The broker of the kit before, and the ladders on it.
-_kept: dict[str, tuple[Any, Any]] = {}
+#: The broker of the kit before, and what its ladders consist of, if there was one.
+_kept: list[tuple[Broker, dict[Any, list[str]]]] = []
 
 
 class Delayed(Kit):
@@ -39,16 +41,19 @@ class Delayed(Kit):
     def __init__(self) -> None:
         super().__init__()
         self._is_down = False
+        #: Whether something has entered a queue of a program, or a stream.
+        self._has_arrived = False
         self._duplicates = 0
         self._crash: Any = None
 
     def _begin(self, stack: ExitStack) -> None:
         self._broker = Broker(self._clock.now())
         # As on a broker that stays: to declare a ladder takes longer than all else in a test.
-        before, ladders = _kept.get("broker", (None, []))
-        for topology in ladders:
-            self._broker.inherit(before, topology.whole)
-        stack.callback(lambda: _kept.update(broker=(self._broker, {*ladders, *self._topologies()})))
+        if _kept:
+            before, ladders = _kept[0]
+            # With the mirrors of exchanges, but not those exchanges and queues, which are no more.
+            self._broker.inherit(before, chain.from_iterable(ladders.values()))
+        stack.callback(self._keep)
         self._broker.on_enqueue.append(self._on_enqueue)
         # Half a minute passes in each step, and nothing changes on this broker unseen.
         self._heard: dict[Any, int] = defaultdict(int)
@@ -60,6 +65,19 @@ class Delayed(Kit):
             (reading, "_heard", self._heard),
         ):
             stack.enter_context(patch.object(module, name, value))
+        with suppress(ImportError):
+            from .worker import copying_code_once  # noqa: PLC0415 - needs Celery
+
+            stack.enter_context(copying_code_once())
+
+    def _keep(self) -> None:
+        """Leave the broker to the next kit."""
+        ladders = _kept[0][1] if _kept else {}
+        for topology in self._topologies():
+            if topology not in ladders:
+                exchanges, queues = names_in(topology.whole)
+                ladders[topology] = [*exchanges, *queues]
+        _kept[:] = [(self._broker, ladders)]
 
     def _connect(self, connect: Callable[..., Any], host: str, *_: Any, **__: Any) -> InProcess:  # noqa: ARG002
         return InProcess(host, self._open)
@@ -81,6 +99,12 @@ class Delayed(Kit):
     def _run_now(self) -> None:
         self._broker.run_until(self._clock.now())
         super()._run_now()
+        self._has_arrived = False
+
+    def _has_work(self, event: int) -> bool:
+        # What moves from level to level is nobody's yet.
+        here = self._next_here()
+        return self._has_arrived or (here is not None and here <= event)
 
     def _find_workers(self) -> None:
         if self._is_down:
@@ -175,7 +199,10 @@ class Delayed(Kit):
             # Its readers may not know yet that it exists.
             for place in self._heard:
                 self._heard[place] += 1
-        if not self._duplicates or self._ladder_of(queue.name) or queue.is_stream:
+        is_of_ladder = self._ladder_of(queue.name) is not None
+        if not is_of_ladder or queue.is_stream or queue.consumers:
+            self._has_arrived = True
+        if not self._duplicates or is_of_ladder or queue.is_stream:
             return
         if queue.name.endswith(".pidbox"):
             return

@@ -11,7 +11,7 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -130,8 +130,7 @@ class Session:
         if method is None:
             raise BrokerError(540, f"NOT_IMPLEMENTED - method {sig}")
         format_, function = method
-        arguments = loads(format_, buf, 4)[0] if format_ else []
-        function(self, channel, *arguments)
+        function(self, channel, *_arguments(format_, buf))
 
     def _send(self, number: int, sig: Sig, format_: str = "", values: Any = ()) -> None:
         arguments = dumps(format_, values) if format_ else b""
@@ -474,6 +473,12 @@ class Session:
     def _recover(self, channel: _Channel, _: bool) -> None:
         self._requeue(channel)
         self._send(channel.number, spec.Basic.RecoverOk)
+
+
+@lru_cache(maxsize=1024)
+def _arguments(format_: str, buf: bytes) -> tuple[Any, ...]:
+    # Clients say the same again and again. Nobody may change a table in it.
+    return tuple(loads(format_, buf, 4)[0]) if format_ else ()
 
 
 def _between(source: str, destination: str, key: str, arguments: dict[str, Any]) -> Binding:

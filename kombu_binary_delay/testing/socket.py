@@ -74,6 +74,12 @@ class InProcess(_AbstractTransport):
             raise StandsStillError(WAITS)
         raise TimeoutError("timed out")
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to read, and no error either."""
+        session = self._session
+        return session is not None and session.is_open and not session.frames
+
     def close(self) -> None:
         """End the session."""
         session, self._session = self._session, None

@@ -80,8 +80,7 @@ def count(connection: Any, stream: str) -> int | None:
     :raises amqp.NotFound: if it does not exist, or its node has stopped or is just starting; see
         :func:`~.executor.is_deleted`.
     """
-    channel = amqp.Channel(connection)
-    channel.runs_no_user_code = True
+    channel = _AskingChannel(connection)
     channel.open()
     try:
         return int(channel.queue_declare(stream, passive=True).message_count)
@@ -135,6 +134,21 @@ def last_offset(connection: Any, stream: str) -> int | None:
     for page in pages(connection, stream, "last"):
         last = page[-1].offset
     return last
+
+
+class _AskingChannel(amqp.Channel):
+    """A channel for one question, which takes one round trip."""
+
+    runs_no_user_code = True
+
+    def open(self) -> None:
+        """Open the channel without waiting: the answer comes before that to the question."""
+        self.send_method(spec.Channel.Open, "s", ("",))
+        self.is_open = True
+
+    def _do_revive(self) -> None:
+        # The broker has closed it, and py-amqp would open it again.
+        self.collect()
 
 
 class StreamChannel(amqp.Channel):

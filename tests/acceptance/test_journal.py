@@ -43,7 +43,8 @@ def journalled(vhost, count):
     by_text = {}
 
     def take(message):
-        by_text[message.body] = json.loads(message.body)
+        for line in message.body.split("\n"):
+            by_text[line] = json.loads(line)
 
     def executed():
         return [event for event in by_text.values() if event["event"] == "executed"]

@@ -73,7 +73,7 @@ def of_stream(vhost, stream, count):
         channel.basic_qos(0, 100, a_global=False)
         channel.basic_consume(
             stream,
-            callback=lambda message: read.append(json.loads(message.body)),
+            callback=lambda message: read.extend(map(json.loads, message.body.split("\n"))),
             arguments={"x-stream-offset": "first"},
         )
         drain_until(connection, lambda: len(read) >= count)
@@ -396,7 +396,7 @@ def executed():
 
 
 def ended(executed, app, number):
-    executed.write(app, {"id": f"{number}", "event": "executed"})
+    executed.write(app, json.dumps({"id": f"{number}", "event": "executed"}))
 
 
 @pytest.mark.parametrize("logs_channels", [False, True], ids=["", "KOMBU_LOG_CHANNEL"])
@@ -553,7 +553,7 @@ def test_those_who_begin_the_journal_together_do_each_other_no_harm(
 
     def begin(connection):
         start.wait()
-        connection.delay_mechanism.journal.write({"event": "begun"})
+        connection.delay_mechanism.journal.write('{"event": "begun"}')
 
     options = {"journal": "stream", "namespace": namespace}
     connections = [connect(binary_delay=options).connection for _ in range(3)]
@@ -701,7 +701,11 @@ def test_the_last_event_of_an_alarm_is_read_before_it_is_over(held_up, monkeypat
     """Until then, it can be why the broker blocks the connection in the next alarm."""
     _, journal = held_up()
     done: list[str] = []
-    monkeypatch.setattr(journal.stream, "publish", lambda event: done.append(event["id"]))
+    monkeypatch.setattr(
+        journal.stream,
+        "publish",
+        lambda lines: done.extend(json.loads(line)["id"] for line in lines),
+    )
     monkeypatch.setattr(journal.stream, "wait", lambda: done.append("wait"))
 
     journal.release()

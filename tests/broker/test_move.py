@@ -54,8 +54,8 @@ from tests.waits import PATIENCE, attempts, wait_until
 
 #: In milliseconds, of which no test sees the end.
 HOUR = 3_600_000
-#: For how long what is moved waits, in milliseconds: the second time where it was due before.
-RESTS = 30_000, 120_000
+#: For how long what is moved waits, in milliseconds: longer where it was due before.
+RESTS = 12_000, 40_000, 120_000
 
 
 @pytest.fixture

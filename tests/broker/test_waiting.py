@@ -34,7 +34,9 @@ from kombu_binary_delay.amendments.record import (
 from kombu_binary_delay.cli import binary_delay
 from kombu_binary_delay.cli.connect import Target
 from kombu_binary_delay.cli.sources import TaskSource
+from kombu_binary_delay.journal import events as journal_events
 from kombu_binary_delay.operate.waiting import script
+from kombu_binary_delay.wire.streams import pages
 from tests.waits import PATIENCE, attempts, drain_until, wait_until
 
 HOUR = 3600  # in seconds, of which no test sees the end
@@ -112,7 +114,13 @@ def by_journal(connect, vhost, topology):
 
 def settle(vhost, events):
     """Wait until the journal has so many events: they are written without confirms."""
-    wait_until(lambda: vhost.waiting(STREAM).get(STREAM, 0) >= events)
+    with vhost.connect() as connection:
+
+        def written():
+            read = (record for page in pages(connection, STREAM) for record in page)
+            return sum(len(journal_events.lines(record.body)) for record in read)
+
+        wait_until(lambda: not events or written() >= events)
 
 
 def hence(seconds):

@@ -34,6 +34,7 @@ from kombu_binary_delay.spark.journal import (
 )
 from kombu_binary_delay.spark.send import Sender, Target
 from kombu_binary_delay.wire import streams
+from kombu_binary_delay.wire.mechanism import TRANSPORT
 from tests.waits import PATIENCE, despite_a_slow_start, wait_until
 
 STREAM = "kbd.v2.journal"
@@ -51,12 +52,14 @@ def written(vhost, count, journal="stream"):
 @pytest.fixture
 def write(vhost):
     def write(ids, journal="stream", countdown=1.0):
-        rows = [{"task": "t", "task_id": id_, "countdown": countdown} for id_ in ids]
-        with written(vhost, len(rows), journal):
-            # On the ladder with the fewest queues.
-            settings = {"journal": journal, "radix": 2}
-            batch = pa.RecordBatch.from_pylist(rows)
-            list(Sender(Target(vhost.url, settings=settings)).send([batch]))
+        # On the ladder with the fewest queues.
+        target = Target(vhost.url, settings={"journal": journal, "radix": 2})
+        app = target.application()
+        app.conf.broker_transport = TRANSPORT
+        with written(vhost, len(ids), journal), target.connection() as connection:
+            producer = connection.Producer()
+            for id_ in ids:
+                app.send_task("t", task_id=id_, countdown=countdown, producer=producer)
 
     return write
 
@@ -75,6 +78,25 @@ def consume(vhost, count, journal="stream"):
             if queue.get(no_ack=True) is not None:
                 count -= 1
         assert count == 0
+
+
+def test_what_a_batch_has_sent_is_few_messages_of_the_stream_and_each_of_its_events_is_read_once(
+    spark, vhost, write, tmp_path, monkeypatch
+):
+    path = str(tmp_path / "journal")
+    rows = [{"task": "t", "task_id": f"{n}", "countdown": 3600.0} for n in range(250)]
+    target = Target(vhost.url, settings={"journal": "stream", "radix": 2})
+    list(Sender(target).send([pa.RecordBatch.from_pylist(rows)]))
+    export_journal(spark, vhost.url, path)
+    write(["later"], countdown=3600.0)
+    export_journal(spark, vhost.url, path)
+    with monkeypatch.context() as at_once:
+        at_once.setattr(journal, "_last", lambda *_: {"start": "1"})
+        export_journal(spark, vhost.url, path)
+    for where in (path, vhost.url):
+        events = read_journal(spark, where).where(F.col("event") == s.SCHEDULED).collect()
+        assert sorted(row.task_id for row in events) == sorted([*map(str, range(250)), "later"])
+        assert len({row.offset for row in events}) < 10
 
 
 @pytest.mark.usefixtures("local_times")
@@ -493,8 +515,8 @@ def test_who_reads_on_is_told_where_the_offsets_do_not_fit(
 def test_a_large_micro_batch_is_read_by_several_spark_tasks(monkeypatch):
     monkeypatch.setattr(_Stream, "start", lambda _: 0)
     reader = JournalSource({"broker": "amqp://nobody//"}).streamReader(StructType())
-    parts = [partition.value for partition in reader.partitions({"offset": 7}, {"offset": 600_000})]
-    assert parts == [(7, 250_007), (250_007, 500_007), (500_007, 600_000)]
+    parts = [partition.value for partition in reader.partitions({"offset": 7}, {"offset": 120_000})]
+    assert parts == [(7, 50_007), (50_007, 100_007), (100_007, 120_000)]
 
 
 def test_a_look_that_sees_less_than_was_read_is_no_offset_that_spark_would_keep(monkeypatch):

@@ -197,6 +197,14 @@ def test_the_tests_of_the_page_pass_on_a_real_broker_too(tmp_path, vhost):
     run_page(tmp_path, vhost.url, "--delayed-broker")
 
 
+def test_what_no_queue_takes_is_parked_on_a_real_broker_too(vhost):
+    with DelayedOnBroker() as delayed, Connection(vhost.url, transport=OURS) as connection:
+        connection.Producer().publish("lost", routing_key="nowhere", headers={"x-delay": 500})
+        delayed.advance(seconds=1)
+        # It is given back each time.
+        assert delayed.parked() == delayed.parked() == [call("", "lost")]
+
+
 @pytest.mark.parametrize("headers", [None, {"x-delay": 0}, {"some": "header"}])
 def test_what_is_not_delayed_has_no_jitter(delayed, headers):
     options = {"binary_delay": {"jitter": 3_600_000}}

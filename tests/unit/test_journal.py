@@ -26,4 +26,4 @@ def test_a_publish_succeeds_though_another_thread_writes_the_last_event_that_wai
     journal = Journal(settings, settings.topology(), executor, {})
     journal._later = Emptied()  # noqa: SLF001 - all of a process's connections share it
 
-    journal.scheduled({}, "", "q")
+    journal.scheduled(({}, "", "q"))

@@ -349,8 +349,8 @@ def _lines(connection: Any, stream: str) -> Iterator[bytes | str]:
         if last is None:
             return
         for page in pages(py_amqp, stream):
-            for event in page:
-                yield event.body
+            for record in page:
+                yield from events.lines(record.body)
             # Programs may write faster than it is read.
             if page[-1].offset >= last:
                 return
