@@ -27,7 +27,7 @@ from dev.broker import Broker, BrokerError, VHost
 from dev.processes import Processes
 from dev.worker import Worker, WorkerError
 from kombu_binary_delay.spark import schema as s
-from kombu_binary_delay.spark.audit import Thresholds, audit, lateness
+from kombu_binary_delay.spark.audit import Thresholds, audit
 from kombu_binary_delay.spark.journal import export_journal
 from kombu_binary_delay.spark.plan import Limits, check, plan, summarize
 from kombu_binary_delay.spark.publish import Progress, publish
@@ -36,8 +36,8 @@ from kombu_binary_delay.spark.tables import read
 
 REMINDERS = int(os.environ.get("REMINDERS", "40000"))
 #: Two cores publish thousands a second, and then execute a thousand.
-LEAD = max(30.0, REMINDERS / 1000)  # seconds until the first is due
-SPREAD = max(20.0, REMINDERS / 800)  # seconds over which they are due: workers keep up
+LEAD = max(30.0, REMINDERS / 1250)  # seconds until the first is due
+SPREAD = max(20.0, REMINDERS / 900)  # seconds over which they are due: workers keep up
 #: Each runs one task after the other, and waits for the broker's confirm of its event meanwhile.
 WORKERS = 3
 PATIENCE = 600  # seconds after the last one is due
@@ -147,7 +147,6 @@ class Pipeline:
         )
         judged.write.parquet(self._path("verdicts"))
         verdicts = self._spark.read.parquet(self._path("verdicts"))
-        lateness(verdicts).write.parquet(self._path("lateness"))
         page, summary = audit_page(verdicts, Thresholds(unknown=0, unpublished=0), ["demo"])
         (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         (self._folder / "report.html").write_text(page, encoding="utf-8")
