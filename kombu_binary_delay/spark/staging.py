@@ -207,4 +207,8 @@ def _has_died(owner: str) -> bool:
         return True
     except PermissionError:
         pass
+    with suppress(OSError):
+        # A parent that has not waited for it yet keeps its number.
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+        return state.split()[0] == "Z"
     return False

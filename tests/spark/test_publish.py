@@ -178,6 +178,14 @@ def test_of_runs_that_ask_at_the_same_time_each_waits_until_the_others_run_or_gi
     assert "waiting until" not in caplog.text
 
 
+def test_a_run_that_was_killed_has_died_though_nobody_has_waited_for_its_process_yet():
+    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
+        owner = f"{machine()}/{process.pid}"
+        assert not has_died(owner)
+        process.kill()
+        wait_until(lambda: has_died(owner))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a container")
 def test_a_process_is_dead_only_for_the_machine_or_the_container_that_it_ran_on():
     dead = subprocess.Popen(["true"])  # noqa: S607
