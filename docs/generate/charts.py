@@ -63,7 +63,9 @@ def _drawn(bars: Bars) -> str:
     )
     spread = chart.mark_rule().encode(alt.X("least:Q"), alt.X2("most:Q"))
     layers = alt.layer(drawn, spread).properties(width=480, height={"step": 24})
-    shown = layers.configure(font=FONT, background="white")
+    # A viewer without that font takes another one, which may be wider.
+    padding = {"left": 40, "top": 5, "right": 10, "bottom": 5}
+    shown = layers.configure(font=FONT, background="white", padding=padding)
     return vl_convert.vegalite_to_svg(shown.to_dict()) + "\n"
 
 
