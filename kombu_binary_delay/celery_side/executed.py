@@ -182,7 +182,7 @@ class ConfirmedWriter:
         journal.stream.declare(0 if self._is_unreachable else None)
         if self._batch is None:
             # Not by Kombu, which wraps its channels where KOMBU_LOG_CHANNEL is set.
-            self._batch = PublishBatch(self._connection.connection.channel(), _PART)
+            self._batch = PublishBatch(self._connection.connection.channel())
         # The first one alone: a broker in an alarm does not read, and many would fill the socket.
         number = 1
         while self._waiting:
