@@ -165,9 +165,17 @@ def test_of_runs_that_ask_at_the_same_time_each_waits_until_the_others_run_or_gi
     second._sign("asks")  # noqa: SLF001 - the other half of a claim must be slow
     # As if neither had found the other when it began.
     monkeypatch.setattr(first, "_wait", lambda: None)
+    others, looks = first._others, list[int]()  # noqa: SLF001 - to see that it looks again
+
+    def look():
+        seen = others()
+        looks.append(len(seen))
+        return seen
+
+    monkeypatch.setattr(first, "_others", look)
     with ThreadPoolExecutor(1) as pool:
         claimed = pool.submit(first.claim)
-        time.sleep(7)
+        wait_until(lambda: len(looks) == 3)
         assert not claimed.done()
         second.renew()
         with pytest.raises(RuntimeError, match="another run of this job is at work"):
