@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 from threading import RLock
 from typing import Any, NamedTuple, Self
 
@@ -157,7 +157,7 @@ class _Place(NamedTuple):
 
 
 #: A sent message of a run: its place, its options, to where it was published, and when it is due.
-_OfRun = tuple[Run, int, _Options, str, str, int | None]
+_OfRun = tuple[Run, int, _Options, tuple[str, str], int | None]
 
 
 class PublishBatch:
@@ -263,7 +263,7 @@ class PublishBatch:
     def fill(
         self, run: Run, *, mandatory: bool = False, confirm_timeout: float | None = None
     ) -> None:
-        """Publish messages of kinds in less time than :meth:`publish`; they are the same messages.
+        """Publish messages of a kind in less time than :meth:`publish`; they are the same messages.
 
         They come after what is buffered. ``run`` has the outcome of each; ``on_outcome`` is not
         called. A message that cannot be published is discarded there, and the others go on.
@@ -275,7 +275,7 @@ class PublishBatch:
         with self._lock:
             self.check()
             place = 0
-            while place < len(run.messages):
+            while place < len(run.bodies):
                 end = place
                 if self._way_out is not None and not self._busy:
                     self._send_all()
@@ -293,14 +293,14 @@ class PublishBatch:
 
     def _fill_one(self, run: Run, place: int, options: _Options) -> None:
         """Publish one message of a run as any other."""
-        template, body, headers, properties, due = run.messages[place]
-        read, way_out = template.read(headers, properties), self._way_out
-        pending = _Pending(body, read, *template.destination, options, _Place(run, place))
+        read, to, due = run.read(place), run.template.destination, run.due[place]
+        pending = _Pending(run.bodies[place], read, *to, options, _Place(run, place))
+        way_out = self._way_out
         try:
             if way_out is not None and way_out.concerns(read[HEADERS]):
                 self._make_out(pending, way_out)
             elif way_out is not None and due is not None:
-                pending.out = way_out.ready_at(read, template.destination, due, options[2])
+                pending.out = way_out.ready_at(read, to, due, options[2])
         except BinaryDelayError as exc:
             self._set_outcome(pending, DISCARDED, 0, str(exc))
         else:
@@ -310,34 +310,37 @@ class PublishBatch:
     def _write_run(self, way_out: WayOut, run: Run, begin: int, options: _Options) -> int:
         """Write the next messages of a run; return the place of the first that is not written."""
         self._fail_if_lost()
-        messages, now, end = self._messages, time.time_ns() // 1000, begin
-        written: list[_OfRun] = []
-        try:
-            for message in islice(run.messages, begin, begin + self._at_once):
-                try:
-                    entered = way_out.enter(message, now)
-                    if entered is None:
-                        break
-                    header, due, exchange, key = entered
-                    messages.add_encoded(message[1], header, exchange, key, options[0])
-                    written.append((run, end, options, exchange, key, due))
-                except UNWRITABLE as exc:
-                    is_ours = isinstance(exc, BinaryDelayError)
-                    text = str(exc) if is_ours else f"it cannot be written: {exc}"
-                    run.states[end], run.replies[end] = DISCARDED, (0, text)
-                end += 1
-                if messages.size >= _AT_ONCE_BYTES:
-                    break
-        except BaseException:
-            messages.clear()
-            raise
+        # One alone, if one of them cannot be written.
+        for count in (self._at_once, 1):
+            with suppress(*UNWRITABLE):
+                written = self._gather_run(way_out, run, slice(begin, begin + count), options)
+                break
+        else:
+            return begin
         if written:
             self._sent.update(enumerate(written, self._number + 1))
             self._number += len(written)
             self._send_gathered([])
             if way_out.is_noting:
                 self._to_note.extend(map(_outgoing, written))
-        return end
+        return begin + len(written)
+
+    def _gather_run(
+        self, way_out: WayOut, run: Run, part: slice, options: _Options
+    ) -> list[_OfRun]:
+        """Gather messages of a run; fewer if they are large, or one needs more than that.
+
+        :raises UNWRITABLE: if one cannot be written; nothing is gathered then.
+        """
+        headers, dues, ways = way_out.enter(run, part, time.time_ns() // 1000)
+        messages = zip(run.bodies[part], headers, ways, strict=False)
+        try:
+            count = self._messages.add_encoded(messages, options[0], _AT_ONCE_BYTES)
+        except BaseException:
+            self._messages.clear()
+            raise
+        places = range(part.start, part.start + count)
+        return list(zip(repeat(run), places, repeat(options), ways, dues, strict=False))
 
     def _put(self, pending: _Pending) -> None:
         self._limits.add(pending.options[2])
@@ -823,24 +826,20 @@ def _whole(sent: _Pending | _OfRun) -> _Pending:
     """Return a sent message with all that may be asked of it."""
     if not isinstance(sent, tuple):
         return sent
-    run, place, options, exchange, key, _ = sent
-    template, body, headers, properties, _ = run.messages[place]
-    read = template.read(headers, properties)
-    pending = _Pending(body, read, exchange, key, options, _Place(run, place))
+    run, place, options, way, _ = sent
+    pending = _Pending(run.bodies[place], run.read(place), *way, options, _Place(run, place))
     pending.sent = True
     return pending
 
 
 def _outgoing(sent: _OfRun) -> Outgoing:
     """Return a sent message of a run for :meth:`.WayOut.note`."""
-    run, place, _, exchange, key, due = sent
-    template, _, headers, properties, _ = run.messages[place]
-    read = template.read(headers, properties)
-    waits = due if (exchange, key) != template.destination else None
+    run, place, _, way, due = sent
+    read, to = run.read(place), run.template.destination
+    waits = due if way != to else None
     if waits is not None:
         read[HEADERS][HEADER] = {"due": -(-waits // 1000)}
-    given = read, template.destination
-    return Outgoing(read, exchange, key, is_delayed=due is not None, due=waits, given=given)
+    return Outgoing(read, *way, is_delayed=due is not None, due=waits, given=(read, to))
 
 
 def _options(sent: _Pending | _OfRun) -> _Options:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
 import amqp
@@ -33,10 +34,13 @@ UNWRITABLE = (
 )
 #: The end of each frame, after its type, channel, size and payload.
 _END = b"\xce"
+#: The end of the frame before a header frame, and that frame's type.
+_BEFORE = (0xCE, 2)
 _METHOD = struct.Struct(">BHIHH")
-_HEADER = struct.Struct(">BHIHHQ")
+_HEADER = struct.Struct(">BBHIHHQ")
 _BODY = struct.Struct(">BHI")
-_BASIC = spec.Basic.Publish[0]
+_PUBLISH = spec.Basic.Publish
+_BASIC = _PUBLISH[0]
 _INT = struct.Struct(">ci")
 _LONG = struct.Struct(">cq")
 #: The bytes of a frame in addition to its payload.
@@ -118,41 +122,53 @@ class Messages:
             nothing of the message is added.
         """
         body, header = encode(body, properties, self._connection.frame_max)
-        self.add_encoded(body, header, exchange, routing_key, flags)
+        self.add_encoded([(body, header, (exchange, routing_key))], flags)
 
     def add_encoded(
-        self, body: Any, header: bytes, exchange: str, routing_key: str, flags: tuple[bool, bool]
-    ) -> None:
-        """Add a message whose flags and properties are encoded, as :func:`encode` does.
+        self,
+        messages: Iterable[tuple[Any, bytes, tuple[str, str]]],
+        flags: tuple[bool, bool],
+        most: float = inf,
+    ) -> int:
+        """Add messages whose flags and properties are encoded, as :func:`encode` does.
 
-        :raises UNWRITABLE: as :meth:`add`.
+        :param messages: the body, the flags and properties, and the exchange and the routing key
+            of each.
+        :param most: the size from which on no more are added.
+        :returns: how many were added.
+        :raises UNWRITABLE: as :meth:`add`; those before it are added.
         """
-        room = self._connection.frame_max - _OVERHEAD
-        if _BEFORE_PROPERTIES + len(header) > room:
-            _check_size(header, room)
-        # A reserved 0, two short strings, and two bits.
+        room, channel = self._connection.frame_max - _OVERHEAD, self._channel_id
+        pieces, count = self._pieces, 0
         bits = bool(flags[0]) + 2 * bool(flags[1])
-        arguments = b"\0\0%b%b%c" % (_write_short(exchange), _write_short(routing_key), bits)
-        if type(body) is not bytes:
-            # A view is cut without a copy, and accepts only bytes.
-            body = memoryview(body).cast("B")
-        channel, size = self._channel_id, len(body)
-        self._pieces += (
-            _METHOD.pack(1, channel, 4 + len(arguments), *spec.Basic.Publish),
-            arguments,
-            _END,
-            _HEADER.pack(2, channel, _BEFORE_PROPERTIES + len(header), _BASIC, 0, size),
-            header,
-            _END,
-        )
-        if 0 < size <= room:
-            self._pieces += (_BODY.pack(3, channel, size), body, _END)
-        else:
-            view = memoryview(body)
-            for start in range(0, size, room):
-                part = view[start : start + room]
-                self._pieces += (_BODY.pack(3, channel, len(part)), part, _END)
-        self.size += len(arguments) + len(header) + size
+        for body, header, (exchange, key) in messages:
+            if self.size >= most:
+                break
+            if _BEFORE_PROPERTIES + len(header) > room:
+                _check_size(header, room)
+            # A reserved 0, two short strings, and two bits.
+            arguments = b"\0\0%b%b%c" % (write_name(exchange), write_short(key), bits)
+            if type(body) is not bytes:
+                # A view is cut without a copy, and accepts only bytes.
+                body = memoryview(body).cast("B")  # noqa: PLW2901 - the same body
+            size = len(body)
+            pieces += (
+                _METHOD.pack(1, channel, 4 + len(arguments), *_PUBLISH),
+                arguments,
+                _HEADER.pack(*_BEFORE, channel, _BEFORE_PROPERTIES + len(header), _BASIC, 0, size),
+                header,
+                _END,
+            )
+            if 0 < size <= room:
+                pieces += (_BODY.pack(3, channel, size), body, _END)
+            else:
+                view = memoryview(body)
+                for start in range(0, size, room):
+                    part = view[start : start + room]
+                    pieces += (_BODY.pack(3, channel, len(part)), part, _END)
+            self.size += len(arguments) + len(header) + size
+            count += 1
+        return count
 
     def clear(self) -> None:
         """Drop the gathered messages."""
@@ -219,7 +235,11 @@ def _those_of(names: tuple[str, ...]) -> tuple[tuple[str, int, Callable[[Any], b
     return tuple(property_ for property_ in PROPERTIES if property_[0] in names)
 
 
-def _write_short(text: Any) -> bytes:
+def write_short(text: Any) -> bytes:
+    """Encode a text with its length in one byte.
+
+    :raises OverflowError: if it has more than 255 bytes.
+    """
     if not text:
         return b"\0"
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -232,7 +252,7 @@ def write_name(name: object) -> bytes:
     """Encode the name of a header."""
     if not isinstance(name, (str, bytes)):
         raise TypeError(f"the name of a header must be a string, got {name!r}")
-    return _write_short(name)
+    return write_short(name)
 
 
 #: The last value of each header, and the bytes of both: most headers of a task stay the same.
@@ -317,7 +337,7 @@ def _write(kind: str, value: object) -> bytes:
 
 #: The encoders of the types that nearly all properties have.
 _WRITERS: dict[str, Callable[[Any], bytes]] = {
-    "s": _write_short,
+    "s": write_short,
     "o": struct.Struct("B").pack,
     "F": _write_table,
 }

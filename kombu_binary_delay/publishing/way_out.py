@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 from amqp.exceptions import RecoverableConnectionError
@@ -31,7 +32,7 @@ from kombu_binary_delay.ladder.delay import (
     due_time,
     expiry_of,
 )
-from kombu_binary_delay.ladder.envelope import HEADERS, is_expiration, wrap
+from kombu_binary_delay.ladder.envelope import HEADERS, wrap
 from kombu_binary_delay.ladder.identity import id_and_headers
 from kombu_binary_delay.ladder.parts import Part
 from kombu_binary_delay.ladder.topology import Topology
@@ -41,7 +42,7 @@ from kombu_binary_delay.telemetry import watch
 from kombu_binary_delay.wire.executor import Executor
 
 from .frames import UNWRITABLE, EncodedMessage
-from .template import EXPIRATION, OfKind, Template
+from .template import Run
 
 #: Why a message cannot be delayed.
 UNDELAYED = (AddressError, DelayError, TopologyError)
@@ -176,48 +177,52 @@ class WayOut:
             return Outgoing(properties, *destination, records=records)
         return self._planned((properties, destination), due, now, timeout, records)
 
-    def enter(self, message: OfKind, now: int) -> tuple[bytes, int | None, str, str] | None:
-        """Return how to publish a message of a kind at once, if nothing else is needed for it.
+    def enter(
+        self, run: Run, part: slice, now: int
+    ) -> tuple[Sequence[bytes], Sequence[int | None], Sequence[tuple[str, str]]]:
+        """Return how to publish messages of a kind at once, if nothing else is needed for them.
 
+        :param part: which messages of the run.
         :param now: microseconds since the epoch.
-        :returns: the properties as they are written, when it is due, the exchange and the routing
-            key; None if only :meth:`ready` can make it ready.
-        :raises DelayError: if its jitter is too long.
+        :returns: of each, up to the first that only :meth:`ready` can make ready: the flags and
+            properties as they are written, when it is due, in microseconds since the epoch, and the
+            exchange and the routing key.
+        :raises DelayError: if the jitter of one is too long.
+        :raises UNWRITABLE: if AMQP cannot encode a value of one.
         """
-        template, _, headers, properties, due = message
-        if not template.is_usual(headers) and not template.can_encode(headers):
-            return None
-        if due is not None:
-            has_jitter, journal = bool(self._router.jitter), self._journal
-            is_ready = journal is None or journal.is_ready
-            if not is_ready or (has_jitter and (template.has_last or self.is_noting)):
-                return None
-            if has_jitter:
-                headers, due = self._later(template, headers, properties, due, now)
-        if due is None or due <= now:
-            return template.encode(headers, properties), due, *template.destination
-        if EXPIRATION in properties and not is_expiration(properties[EXPIRATION]):
-            return None
-        name = properties.get("message_id") or properties.get("correlation_id")
-        entry = self._router.plans.enter(template.destination, due, now, template.priority, name)
-        if entry is None:
-            return None
-        return template.encode(headers, properties, -(-due // 1000)), due, *entry
+        template, dues, further = run.template, run.due[part], run.further and run.further[part]
+        can_wait = self._journal is None or self._journal.is_ready
+        if self._router.jitter:
+            can_wait = can_wait and not (template.has_last or self.is_noting)
+            if can_wait:
+                dues, further = self._later(run, part, now)
+        if not (can_wait and run.is_usual):
+            dues = dues[: run.count_plain(part, can_wait=can_wait)]
+        # By one of them, a message has its lane.
+        ids = map(run.properties.get, ("message_id", "correlation_id"))
+        names = next((column[part] for column in ids if column), repeat(None))
+        ways = self._router.plans.enter(template.destination, dues, names, now, template.priority)
+        dues, count = dues[: len(ways)], len(ways)
+        millis = [None if due is None or due <= now else -(-due // 1000) for due in dues]
+        written = slice(part.start, part.start + count)
+        return template.encode(run, written, millis, further and further[:count]), dues, ways
 
     def _later(
-        self,
-        template: Template,
-        headers: dict[str, Any],
-        properties: dict[str, Any],
-        due: int,
-        now: int,
-    ) -> tuple[dict[str, Any], int]:
-        """Return the headers of a message of a kind and its due time, with the settings' jitter."""
-        read = template.read(headers, properties)
-        jittered = self._with_jitter(read, read[HEADERS])
-        if jittered is read:
-            return headers, due
-        return {**headers, JITTER: self._router.jitter}, self._due(jittered, now) or due
+        self, run: Run, part: slice, now: int
+    ) -> tuple[list[int | None], list[Mapping[str, Any]]]:
+        """Return when messages of a run are due, and their further headers, with jitter."""
+        dues: list[int | None] = []
+        further: list[Mapping[str, Any]] = []
+        for place in range(*part.indices(len(run.bodies))):
+            due, own = run.due[place], run.further[place] if run.further else {}
+            if due is not None:
+                read = run.read(place)
+                jittered = self._with_jitter(read, read[HEADERS])
+                if jittered is not read:
+                    own, due = {**own, JITTER: self._router.jitter}, self._due(jittered, now) or due
+            dues.append(due)
+            further.append(own)
+        return dues, further
 
     @property
     def is_noting(self) -> bool:

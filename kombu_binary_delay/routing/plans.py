@@ -136,41 +136,53 @@ class Plans:
             return self._plan_delayed(properties, due, destination, now, lane)
 
     def enter(
-        self, destination: Destination, due: int, now: int, priority: object, name: object
-    ) -> tuple[str, str] | None:
-        """Return the exchange and the key of a message that has no further routing keys.
+        self,
+        destination: Destination,
+        dues: Iterable[int | None],
+        names: Iterable[object],
+        now: int,
+        priority: object,
+    ) -> list[tuple[str, str]]:
+        """Return the exchanges and the keys of messages that have no further routing keys.
 
-        They are those of :meth:`publish`; None if the message needs a plan: if its destination was
-        not planned before, or what it needs is not known to exist.
+        They are those of :meth:`publish`, up to the first message that needs a plan: if its
+        destination was not planned before, or what it needs is not known to exist.
 
-        :param due: microseconds since the epoch, later than ``now``.
+        :param dues: in microseconds since the epoch; None for a message that does not wait.
+        :param names: the messages' ids, by which they have their lanes.
         :param now: microseconds since the epoch, by the publisher's clock.
-        :param priority: of the message, by which it may have a ladder of its own.
-        :param name: the message's id, by which it has its lane.
+        :param priority: of all of them, by which they may have a ladder of their own.
         """
-        known = self._known
+        known, lanes = self._known, self._lanes
         exchange, key = destination
-        text = self._routes.get((exchange, known.exchanges.types.get(exchange), key))
-        # Messages without a name take their lanes in turns.
-        is_in_turn = self._lanes > 1 and not name
-        if text is None or is_in_turn or not is_recent(known.looked, now):
-            return None
-        lane = 0
-        if self._lanes > 1 or known.keeps_urgent_apart:
-            lane = self._lane_of({"priority": priority, "correlation_id": name})
-        ladder = self._ladders[lane].ladder
-        ticks = -((now - due) // (ladder.tick * 1000))
-        if ticks * ladder.tick > ladder.maximum:
-            return None
-        first, digits, level = self._digits[lane].of(ticks)
-        existing = known.existing
-        if (
-            ("level", lane, level) not in existing
-            or (("target", exchange) if exchange else ("way", key)) not in existing
-            or ((exchange or known.repeats) and known.repetition is not Repetition.DONE)
-        ):
-            return None
-        return first, digits + text
+        text = self._routes.get((exchange, known.exchanges.types.get(exchange), key), "")
+        can_wait = (
+            text != ""
+            and is_recent(known.looked, now)
+            and (("target", exchange) if exchange else ("way", key)) in known.existing
+            and not ((exchange or known.repeats) and known.repetition is not Repetition.DONE)
+        )
+        has_lanes = lanes > 1 or known.keeps_urgent_apart
+        lane, ladder = 0, self._topology.ladder
+        tick, longest = ladder.tick * 1000, ladder.maximum // ladder.tick
+        ways: list[tuple[str, str]] = []
+        for due, name in zip(dues, names, strict=False):
+            if due is None or due <= now:
+                ways.append(destination)
+                continue
+            # Messages without a name take their lanes in turns.
+            if not can_wait or (lanes > 1 and not name):
+                break
+            if has_lanes:
+                lane = self._lane_of({"priority": priority, "correlation_id": name})
+            ticks = -((now - due) // tick)
+            if ticks > longest:
+                break
+            first, digits, level = self._digits[lane].of(ticks)
+            if ("level", lane, level) not in known.existing:
+                break
+            ways.append((first, digits + text))
+        return ways
 
     def check(
         self, properties: dict[str, Any], due: int | None, destination: Destination, now: int

@@ -11,8 +11,9 @@ message or wants to hear of it, ``send_task`` makes all messages, for one of :da
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from kombu_binary_delay.errors import DelayError
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.ladder.envelope import HEADERS as IN_PROPERTIES
 from kombu_binary_delay.publishing.frames import encode
-from kombu_binary_delay.publishing.template import EXPIRATION, Template
+from kombu_binary_delay.publishing.template import EXPIRATION, Run, Template
 
 from . import schema as s
 
@@ -63,8 +64,8 @@ REASONS = (
 )
 #: The most kinds that are kept, proven or not; each takes some 2 kB.
 _KINDS = 10_000
-#: The headers and the property that differ between calls of a kind.
-_VARYING = ("id", "eta", "expires", "root_id", "argsrepr", "kwargsrepr")
+#: The headers and the property that differ between calls of a kind; ``expires``, too, if it is set.
+_VARYING = ("id", "eta", "root_id", "argsrepr", "kwargsrepr")
 _ID = "correlation_id"
 _COMPRESSION = "compression"
 #: What follows the arguments in a body, of a task without callbacks.
@@ -74,51 +75,102 @@ _EMBED_JSON = json.dumps(_EMBED)
 _ANY_SIZE = 2**31
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 _NAMES = ("queue", "exchange", "routing_key")
-#: Of a message: what is written, and what differs of it.
-Values = tuple[bytes, dict[str, Any], dict[str, Any]]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_scan: Any = json.decoder.JSONDecoder().scan_once  # type: ignore[attr-defined] # of C
 
 
-class Call(NamedTuple):
-    """The arguments of one ``send_task`` call.
+class Row(NamedTuple):
+    """A row; times are in microseconds since the epoch, and arguments and headers are JSON.
 
-    :param headers: the row's headers; None if it has none.
+    With the ``action`` "cancel" or "reschedule" it amends the task with its id; ``eta`` is then
+    when the task is due, if that is known, or will be.
     """
 
     task_id: str
-    name: str
-    queue: str | None
-    exchange: str | None
-    routing_key: str | None
-    priority: int | None
-    args: list[Any]
-    kwargs: dict[str, Any]
-    headers: dict[str, Any] | None
-    eta: datetime
-    expires: datetime | None = None
+    task: str = ""
+    queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    priority: int | None = None
+    args: str | None = None
+    kwargs: str | None = None
+    headers: str | None = None
+    eta: int | None = None
+    #: In seconds.
+    countdown: float | None = None
+    expires: int | None = None
+    due: int | None = None
+    action: str | None = None
+
+    def loaded_args(self) -> list[Any]:
+        """Return the positional arguments.
+
+        :raises DelayError: if they are no JSON array.
+        :raises ValueError: if they are no JSON.
+        """
+        return [] if self.args is None else _loaded(self.args, "args", list, "array")
+
+    def loaded_kwargs(self) -> dict[str, Any]:
+        """Return the keyword arguments.
+
+        :raises DelayError, ValueError: as :meth:`loaded_args`, if they are no JSON object.
+        """
+        return {} if self.kwargs is None else _loaded(self.kwargs, "kwargs", dict, "object")
+
+    def loaded_headers(self) -> dict[str, Any] | None:
+        """Return the headers; None if there are none.
+
+        :raises DelayError, ValueError: as :meth:`loaded_args`, if they are no JSON object, or have
+            a name that the row sets.
+        """
+        if self.headers is None:
+            return None
+        headers: dict[str, Any] = _loaded(self.headers, "headers", dict, "object")
+        for name in s.RESERVED_HEADERS:
+            if name in headers:
+                raise DelayError(f"headers has {name!r}, which is set by the row")
+        return headers
+
+
+class Call(NamedTuple):
+    """One ``send_task`` call.
+
+    :param due: when the task is due, in microseconds since the epoch.
+    :param headers: those of the row.
+    """
+
+    row: Row
+    due: int
+    headers: dict[str, Any] | None = None
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What all calls of one template have in common."""
-        return self[1:6], self.headers is None, self.expires is None
+        row = self.row
+        return row[1:6], row.headers is None, row.expires is None
 
     def send(self, app: Celery, producer: Any) -> None:
         """Call ``send_task``.
 
-        :raises DelayError: if a name is too long for AMQP.
+        :raises DelayError: if a name is too long for AMQP, or arguments are no JSON array or
+            object.
+        :raises ValueError: if they are no JSON.
         """
+        row = self.row
         for name in _NAMES:
-            if len(str(getattr(self, name) or "").encode()) > s.LONGEST_NAME:
+            if len(str(getattr(row, name) or "").encode()) > s.LONGEST_NAME:
                 raise DelayError(f"{name} is longer than {s.LONGEST_NAME} bytes")
-        given = ("expires", "headers", *_NAMES, "priority")
-        options = {name: value for name in given if (value := getattr(self, name)) is not None}
+        options = {name: getattr(row, name) for name in (*_NAMES, "priority")}
+        options["headers"] = self.headers
+        options["expires"] = None if row.expires is None else _time(row.expires)
         app.send_task(
-            self.name,
-            args=self.args,
-            kwargs=self.kwargs,
-            task_id=self.task_id,
-            eta=self.eta,
+            row.task,
+            args=row.loaded_args(),
+            kwargs=row.loaded_kwargs(),
+            task_id=row.task_id,
+            eta=_time(self.due),
             producer=producer,
-            **options,
+            **{name: value for name, value in options.items() if value is not None},
         )
 
 
@@ -141,6 +193,8 @@ class Kind:
 
     def __init__(self, app: Celery, call: Call, made: Made) -> None:
         self._app, self.declare = app, made.declare
+        self._expires = call.row.expires is not None
+        self._has_headers = bool(call.row.headers)
         headers = made.properties[IN_PROPERTIES]
         same = {name: headers[name] for name in headers if name not in (call.headers or {})}
         self.names = frozenset(same)
@@ -150,7 +204,8 @@ class Kind:
         exchange, key = made.destination
         #: As receipts have it.
         self.place = f"{exchange}/{key}" if exchange else key
-        self.template = Template(properties, made.destination, _VARYING, _COMPRESSION)
+        varying = {*_VARYING, "expires"} if self._expires else _VARYING
+        self.template = Template(properties, made.destination, varying, _COMPRESSION)
         self._body = _encoder(properties, same.get(_COMPRESSION))
         create = app.amqp.create_task_message
         # Whether the headers show the arguments in Celery's default form.
@@ -169,41 +224,55 @@ class Kind:
 
         :raises _DifferentError: if they differ.
         """
-        body, headers, properties = self.fill(call)
-        if EXPIRATION in properties:
+        run = self.fill([call])
+        if self._expires:
             # The time until the message expires has become shorter meanwhile.
-            properties[EXPIRATION] = made.properties.get(EXPIRATION)
-        ours = body, self.template.encode(headers, properties)
+            run.properties = {**run.properties, EXPIRATION: [made.properties.get(EXPIRATION)]}
+        [header] = self.template.encode(run, slice(1), [None], run.further)
+        ours = run.bodies[0], header
         theirs = encode(made.body, made.properties, _ANY_SIZE)
         where = self.template.destination, self.declare
         if (ours, where) != (theirs, (made.destination, made.declare)):
             raise _DifferentError
 
-    def fill(self, call: Call) -> Values:
-        """Return the body of a call's message, and the headers and properties that differ."""
-        args: Any = call.args or ()
-        kwargs, task_id = call.kwargs, call.task_id
-        argsrepr = _shown(args, self._longest)
-        kwargsrepr = _shown(kwargs, self._longest_kwargs)
-        if argsrepr is None or kwargsrepr is None:
-            shown = self._app.amqp.create_task_message(task_id, call.name, args, kwargs).headers
-            argsrepr, kwargsrepr = shown["argsrepr"], shown["kwargsrepr"]
-        headers = {
-            "id": task_id,
-            "eta": call.eta.isoformat(),
-            "expires": None,
-            "root_id": task_id,
+    def fill(self, calls: Sequence[Call]) -> Run:
+        """Return the messages of calls.
+
+        :raises DelayError, ValueError: as :meth:`Call.send`, if the arguments of one cannot be
+            read.
+        """
+        rows = [call.row for call in calls]
+        ids = [row.task_id for row in rows]
+        # An empty list is shown as none is.
+        args: list[Any] = [row.loaded_args() or () for row in rows]
+        kwargs = [row.loaded_kwargs() for row in rows]
+        argsrepr = [_shown(values, self._longest) for values in args]
+        kwargsrepr = [_shown(values, self._longest_kwargs) for values in kwargs]
+        if None in argsrepr or None in kwargsrepr:
+            create = self._app.amqp.create_task_message
+            for place, shown in enumerate(zip(argsrepr, kwargsrepr, strict=True)):
+                if None in shown:
+                    made = create(ids[place], "", args[place], kwargs[place]).headers
+                    argsrepr[place], kwargsrepr[place] = made["argsrepr"], made["kwargsrepr"]
+        due = [call.due for call in calls]
+        headers: dict[str, Sequence[Any]] = {
+            "id": ids,
+            "eta": list(map(_iso, due)),
+            "root_id": ids,
             "argsrepr": argsrepr,
             "kwargsrepr": kwargsrepr,
         }
-        properties = {_ID: task_id}
-        if call.expires is not None:
-            headers["expires"] = call.expires.isoformat()
-            left = (call.expires - self._app.now()).total_seconds()
-            properties[EXPIRATION] = str(int(left * 1000))
-        if call.headers:
-            headers |= call.headers
-        return self._body(args, kwargs), headers, properties
+        properties: dict[str, Sequence[Any]] = {_ID: ids}
+        if self._expires:
+            expires, now = [row.expires or 0 for row in rows], self._app.now()
+            headers["expires"] = list(map(_iso, expires))
+            left = ((_time(moment) - now).total_seconds() for moment in expires)
+            properties[EXPIRATION] = [str(int(seconds * 1000)) for seconds in left]
+        further = [call.headers or {} for call in calls] if self._has_headers else None
+        bodies = list(map(self._body, args, kwargs))
+        return Run(
+            self.template, bodies, due, headers=headers, properties=properties, further=further
+        )
 
 
 class Compiler:
@@ -220,12 +289,14 @@ class Compiler:
 
         It is an index in :data:`REASONS`. None if the kind is not known yet.
         """
-        known = self._kinds.get(call.kind)
+        known, row = self._kinds.get(call.kind), call.row
         if known is None:
-            known = self._reason if self._reason is not None else _reason_of_task(self._app, call)
+            known = self._reason
+            if known is None:
+                known = _reason_of_task(self._app, row.task)
             if known is not None:
                 self._keep(call.kind, known)
-        if isinstance(known, int) or not (call.headers or call.expires):
+        if (call.headers is None and row.expires is None) or isinstance(known, int):
             return known
         reason = self._reason_of_row(call, known)
         return known if reason is None else reason
@@ -248,7 +319,8 @@ class Compiler:
             names = known.names if known is not None else create("", "").headers.keys()
             if not names.isdisjoint(call.headers):
                 return HEADERS
-        if call.expires is not None and call.expires < self._app.now():
+        expires = call.row.expires
+        if expires is not None and _time(expires) < self._app.now():
             return EXPIRED
         return None
 
@@ -266,9 +338,9 @@ class Compiler:
             if template is None:
                 if len(self._unproven) >= _KINDS:
                     self._unproven.clear()
-                self._unproven[kind] = call.task_id, Kind(self._app, call, made)
+                self._unproven[kind] = call.row.task_id, Kind(self._app, call, made)
             # The same row may be sent again; it does not prove the template.
-            elif first != call.task_id:
+            elif first != call.row.task_id:
                 template.check(call, made)
                 self._keep(kind, template)
         except (_DifferentError, LookupError, TypeError, ValueError):
@@ -340,11 +412,11 @@ def _reason_of_application(app: Celery) -> int | None:
     return None if app.current_worker_task is None else WORKER
 
 
-def _reason_of_task(app: Celery, call: Call) -> int | None:
-    if any(signal.has_listeners(call.name) for signal in _SIGNALS):
+def _reason_of_task(app: Celery, name: str) -> int | None:
+    if any(signal.has_listeners(name) for signal in _SIGNALS):
         return HANDLER
     # As in send_task, which does not need a finalized application.
-    task = app._tasks.get(call.name)  # noqa: SLF001
+    task = app._tasks.get(name)  # noqa: SLF001
     of_task = ("apply_async", "_get_exec_options")
     if task is not None and not all(_is_celerys(task, name, celery.app.task) for name in of_task):
         return TASK
@@ -382,3 +454,33 @@ _SHOW: dict[type, Callable[[Any], str]] = {
     str: lambda text: "'" + text.replace("'", "\\'") + "'",
     **dict.fromkeys((int, float, bool, type(None)), repr),
 }
+
+
+def _loaded(text: str, name: str, kind: type, word: str) -> Any:
+    # Without what json.loads does around it, for text without white space around it.
+    try:
+        loaded, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    if end != len(text):
+        loaded = json.loads(text)
+    if not isinstance(loaded, kind):
+        raise DelayError(f"{name} must be a JSON {word}, got {text!r}")
+    return loaded
+
+
+def _time(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def _iso(micros: int) -> str:
+    """Return the same as ``_time(micros).isoformat()``, in less time."""
+    minutes, rest = divmod(micros, 60_000_000)
+    seconds, rest = divmod(rest, 1_000_000)
+    return f"{_minute(minutes)}{seconds:02}{f'.{rest:06}' if rest else ''}+00:00"
+
+
+# Rows come in the order of their times.
+@lru_cache(maxsize=1024)
+def _minute(minutes: int) -> str:
+    return (_EPOCH + timedelta(minutes=minutes)).isoformat()[:17]

@@ -10,15 +10,13 @@ message may be duplicated, with the same task id, but is not lost.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -52,7 +50,7 @@ from kombu_binary_delay.publishing.batch import (
     Outcome,
     PublishBatch,
 )
-from kombu_binary_delay.publishing.template import OfKind, Run
+from kombu_binary_delay.publishing.template import Run
 from kombu_binary_delay.settings import KEY as SETTINGS_KEY
 from kombu_binary_delay.settings import Settings, milliseconds
 from kombu_binary_delay.wire.draining import PATIENT
@@ -62,19 +60,19 @@ from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 from . import schema as s
 from .amend import writes
 from .checks import check_number
-from .compiled import Call, Compiler, Kind, Made
+from .compiled import Call, Compiler, Kind, Made, Row
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
-#: How many messages are made by templates at once.
-_RUN = 100
 #: The headers of a message that supersedes others.
-_KEYED = frozenset((KEY, REPLACES))
+_KEYED = {KEY, REPLACES}
+#: ``Row._make``, in less time.
+_row = partial(tuple.__new__, Row)
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
-_scan: Any = json.decoder.JSONDecoder().scan_once  # type: ignore[attr-defined] # of C
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: What a row without another action does.
+_PUBLISHES = (None, s.PUBLISH)
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: The same for what the batch gave up while the connection works. What is unknown there is only
 #: whether the broker has the record of what a message supersedes; it has the message.
@@ -158,30 +156,6 @@ class Target:
         return milliseconds(self.transport_settings().amendments_max_age)
 
 
-class Row(NamedTuple):
-    """A row; times are in microseconds since the epoch, and arguments and headers are JSON.
-
-    With the ``action`` "cancel" or "reschedule" it amends the task with its id; ``eta`` is then
-    when the task is due, if that is known, or will be.
-    """
-
-    task_id: str
-    task: str = ""
-    queue: str | None = None
-    exchange: str | None = None
-    routing_key: str | None = None
-    priority: int | None = None
-    args: str | None = None
-    kwargs: str | None = None
-    headers: str | None = None
-    eta: int | None = None
-    #: In seconds.
-    countdown: float | None = None
-    expires: int | None = None
-    due: int | None = None
-    action: str | None = None
-
-
 class Sent:
     """A row that is being sent, and the values of its receipt."""
 
@@ -237,8 +211,6 @@ class _Producer(kombu.Producer):
     #: The messages that it is given to publish; None if they are not needed.
     made: list[Made] | None = None
     patience: float
-    #: How many messages are made by templates at once.
-    run: int
     #: Declared entities by id, each with the broker's refusal if it refused.
     declared: dict[int, tuple[Any, _Refusal | None]]
     #: Sends all that is held; it is called before a wait.
@@ -278,7 +250,11 @@ class _Producer(kombu.Producer):
             # Celery's task-sent event. Often no queue receives it.
             self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
             return
-        sent.queue = _place(exchange, routing_key)
+        sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
+        self.send(message, exchange, routing_key, sent)
+
+    def send(self, message: Any, exchange: str, routing_key: str, sent: Sent) -> None:
+        """Publish the message of a row."""
         # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
         # broker can be away without an error.
         self.batch.publish(
@@ -341,14 +317,15 @@ class Sender:
     """Sends rows, and returns each with its status when the broker has answered."""
 
     target: Target
-    #: The rows of the batch, and how many have begun; those without a status are under way. After
-    #: a lost connection, they are resent.
+    #: The first rows of the batch, and how many have begun; of these, those without a status are
+    #: under way. After a lost connection, they are resent.
     _rows: list[Sent] = field(default_factory=list)
     _begun: int = 0
     #: Of rows under way that the batch gave up: because of the row, or because of the connection.
     _given_up: list[Outcome] = field(default_factory=list)
-    #: Rows under way whose messages templates make, and what was sent of them.
-    _of_kinds: list[tuple[Sent, OfKind]] = field(default_factory=list)
+    #: Rows under way whose messages templates make, how many they are, and what was sent of them.
+    _of_kinds: dict[Kind, list[tuple[Sent, Call]]] = field(default_factory=dict)
+    _held: int = 0
     _runs: list[tuple[list[Sent], Run]] = field(default_factory=list)
     #: Rows under way that are to be recorded as amendments.
     _to_record: list[Sent] = field(default_factory=list)
@@ -369,18 +346,19 @@ class Sender:
         """
         self._app = self.target.application()
         self._jitter = self.target.transport_settings().jitter
-        self._compiler = Compiler(self._app)
+        self._compiler, rate = Compiler(self._app), self.target.rate
+        self._window = WINDOW if rate is None else max(1, min(WINDOW, int(rate / 10)))
         if not self._app.conf.broker_transport:
             # Celery asks the app's configured transport, not our connection, whether it can delay.
             self._app.conf.broker_transport = TRANSPORT
         pace = _Pace(self.target.rate)
         try:
             for batch in batches:
-                self._rows, self._begun = [Sent(row) for row in _rows_of(batch)], 0
+                self._rows, self._begun, rows = [], 0, map(Sent, _rows_of(batch))
                 try:
-                    self._send_all(pace)
+                    self._send_all(rows, pace)
                 except LOST:
-                    yield batch, self._rows
+                    yield batch, [*self._rows, *rows]
                     raise
                 yield batch, self._rows
         except BaseException as exc:
@@ -391,8 +369,9 @@ class Sender:
         finally:
             self._disconnect()
 
-    def _send_all(self, pace: _Pace) -> None:
-        for sent in self._rows:
+    def _send_all(self, rows: Iterable[Sent], pace: _Pace) -> None:
+        for sent in rows:
+            self._rows.append(sent)
             if self._to_record or pace.is_limited:
                 # Cancellations are a thousand to a message.
                 is_paced = sent.row.action != s.CANCEL
@@ -413,79 +392,94 @@ class Sender:
     # -- one message ---------------------------------------------------------------------------
 
     def _send(self, sent: Sent) -> None:
-        if sent.action != s.PUBLISH:
+        if sent.row.action not in _PUBLISHES:
             self._amend(sent)
             return
         while True:
-            sent.published_at = time.time_ns() // 1000
+            sent.published_at = now = time.time_ns() // 1000
             try:
-                self._publish(self._connected(), sent)
+                self._publish(sent, now)
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
-                if isinstance(exc, kombu.exceptions.OperationalError):
-                    raise
                 # It has a key, or replaces another.
                 if isinstance(exc, AmendmentError) and self._waits_for_streams():
                     continue
-                self._end_if_unanswered(exc)
-                self._finish(sent, s.REFUSED, str(exc) or type(exc).__name__)
-            return
+                self._refuse(sent, exc)
+            break
+        if self._held >= self._window:
+            self._send_held()
 
-    def _publish(self, producer: _Producer, sent: Sent) -> None:
+    def _publish(self, sent: Sent, now: int) -> None:
         row = sent.row
         if sent.asked is None:
             if row.countdown is None:
                 raise DelayError("neither eta nor countdown")
             # It starts here, and has the precision of a float.
-            sent.asked = time.time_ns() // 1000 + round(row.countdown * 1_000_000)
-        call = _call(row, sent.asked)
-        if self._jitter or call.headers:
+            sent.asked = now + round(row.countdown * 1_000_000)
+        headers = None if row.headers is None else row.loaded_headers()
+        if self._jitter or headers:
             # As the transport does, by the same headers.
-            jitter = jitter_of({JITTER: self._jitter, **(call.headers or {})})
-            sent.jitter = spread(call.task_id, jitter)
+            jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
+            sent.jitter = spread(row.task_id, jitter)
+        call = Call(row, sent.asked, headers)
         known = self._compiler.known(call)
+        if isinstance(known, Kind) and not (headers and _KEYED & headers.keys()):
+            self._of_kinds.setdefault(known, []).append((sent, call))
+            self._held += 1
+            return
+        producer = self._connected()
         if isinstance(known, Kind):
-            self._fill(producer, sent, known, call)
+            # Alone, since its record is to be written, too.
+            run = self._run(known, [(sent, call)])
+            message = amqp.Message(run.bodies[0])
+            message.properties = run.read(0)
+            producer.send(message, *run.template.destination, sent)
             return
         producer.current, sent.reason = sent, known
         self._compiler.publish(producer, call, known)
         # Celery ignores an error that ends the batch while it takes an event.
         producer.batch.check()
 
-    def _fill(self, producer: _Producer, sent: Sent, kind: Kind, call: Call) -> None:
-        """Publish a message of a kind, soon."""
+    def _run(self, kind: Kind, calls: list[tuple[Sent, Call]]) -> Run:
+        """Return messages of a kind, which are then ready to be published."""
+        producer = self._connected()
         producer.declare(kind.declare)
-        sent.queue = kind.place
-        if kind.on_call is not None:
-            kind.on_call(producer, call.task_id)
-        message = (kind.template, *kind.fill(call), sent.asked)
-        if call.headers and not _KEYED.isdisjoint(call.headers):
-            # Its record is to be written, too.
-            template, body, headers, properties, _ = message
-            one = amqp.Message(body)
-            one.properties = template.read(headers, properties)
-            producer.batch.publish(
-                one,
-                *template.destination,
-                mandatory=True,
-                confirm_timeout=producer.patience,
-                tag=sent,
-            )
-            return
-        self._of_kinds.append((sent, message))
-        if len(self._of_kinds) >= producer.run:
-            self._send_run()
+        run = kind.fill([call for _, call in calls])
+        for sent, _ in calls:
+            sent.queue = kind.place
+            if kind.on_call is not None:
+                kind.on_call(producer, sent.row.task_id)
+        return run
 
-    def _send_run(self) -> None:
+    def _send_held(self) -> None:
         """Send the messages that templates make."""
-        if not self._of_kinds:
+        of_kinds, self._of_kinds, self._held = self._of_kinds, {}, 0
+        for kind, calls in of_kinds.items():
+            self._fill(kind, calls)
+
+    def _fill(self, kind: Kind, calls: list[tuple[Sent, Call]]) -> None:
+        try:
+            run = self._run(kind, calls)
+        except UnconfirmedError:
+            raise
+        except _ROW_ERRORS as exc:
+            if len(calls) == 1:
+                self._refuse(calls[0][0], exc)
+                return
+            for one in calls:
+                self._fill(kind, [one])
             return
-        run = Run([message for _, message in self._of_kinds])
-        self._runs.append(([sent for sent, _ in self._of_kinds], run))
-        self._of_kinds.clear()
+        self._runs.append(([sent for sent, _ in calls], run))
         producer = self._connected()
         producer.batch.fill(run, mandatory=True, confirm_timeout=producer.patience)
+
+    def _refuse(self, sent: Sent, error: Exception) -> None:
+        """Say why a row cannot be published, unless it can be once the broker is back."""
+        if isinstance(error, kombu.exceptions.OperationalError):
+            raise error
+        self._end_if_unanswered(error)
+        self._finish(sent, s.REFUSED, str(error) or type(error).__name__)
 
     def _take_outcomes(self, *, is_connected: bool = True) -> None:
         """Take the outcomes of the messages that templates have made.
@@ -554,7 +548,7 @@ class Sender:
         return True
 
     def _flush(self) -> None:
-        self._send_run()
+        self._send_held()
         if self._to_record:
             self._record()
         if self._producer is not None:
@@ -645,9 +639,7 @@ class Sender:
             self._producer.patience = target.patience
             self._producer.declared = {}
             self._producer.settle = self._flush
-            window = WINDOW if target.rate is None else max(1, min(WINDOW, int(target.rate / 10)))
-            self._producer.run = min(_RUN, window)
-            self._producer.batch = PublishBatch(channel, window, self._on_outcome)
+            self._producer.batch = PublishBatch(channel, self._window, self._on_outcome)
         producer: _Producer = self._producer
         return producer
 
@@ -658,6 +650,7 @@ class Sender:
         # They are still under way.
         self._to_record.clear()
         self._of_kinds.clear()
+        self._held = 0
         if lost and connection is not None and connection.connected:
             # A broker that confirms nothing does not answer a close either.
             connection.connection.collect()
@@ -711,50 +704,15 @@ def _is_refusal(exc: BaseException) -> bool:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Return the rows of a batch."""
-    columns: list[Iterable[Any]] = []
-    for name in Row._fields:
-        columns.append(repeat(None, batch.num_rows))
-        if name in batch.schema.names:
-            column = batch.column(name)
-            if column.null_count < len(column):
-                columns[-1] = column.to_pylist()
-    return map(Row, *columns)
-
-
-def _place(exchange: str, routing_key: str) -> str:
-    """Return the queue of a receipt."""
-    return f"{exchange}/{routing_key}" if exchange else routing_key
-
-
-def _call(row: Row, due: int) -> Call:
-    headers = None if row.headers is None else _loaded(row.headers, "headers", dict, "object")
-    if headers:
-        for name in s.RESERVED_HEADERS:
-            if name in headers:
-                raise DelayError(f"headers has {name!r}, which is set by the row")
-    return Call(
-        *row[:6],
-        [] if row.args is None else _loaded(row.args, "args", list, "array"),
-        {} if row.kwargs is None else _loaded(row.kwargs, "kwargs", dict, "object"),
-        headers,
-        _time(due),
-        None if row.expires is None else _time(row.expires),
-    )
-
-
-def _loaded(text: str, name: str, kind: type, word: str) -> Any:
-    # Without what json.loads does around it, for text without white space around it.
-    try:
-        loaded, end = _scan(text, 0)
-    except StopIteration:
-        end = -1
-    if end != len(text):
-        loaded = json.loads(text)
-    if not isinstance(loaded, kind):
-        raise DelayError(f"{name} must be a JSON {word}, got {text!r}")
-    return loaded
-
-
-def _time(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    """Yield the rows of a batch."""
+    # A few at once are still in the processor's cache when they are sent.
+    for begin in range(0, batch.num_rows, WINDOW):
+        part = batch.slice(begin, WINDOW)
+        columns: list[Iterable[Any]] = []
+        for name in Row._fields:
+            columns.append(repeat(None, part.num_rows))
+            if name in part.schema.names:
+                column = part.column(name)
+                if column.null_count < len(column):
+                    columns[-1] = column.to_pylist()
+        yield from map(_row, zip(*columns, strict=True))

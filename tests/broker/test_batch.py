@@ -210,11 +210,14 @@ def run_of(key, bodies, delay=None, **headers):
     template, due = Template(sample, ("", key), ["n"]), None
     if delay is not None:
         due = time.time_ns() // 1000 + delay * 1000
+    count = len(bodies)
     return Run(
-        [
-            (template, body.encode(), {"n": number, **headers}, {"correlation_id": body}, due)
-            for number, body in enumerate(bodies)
-        ]
+        template,
+        [body.encode() for body in bodies],
+        [due] * count,
+        headers={"n": range(count)},
+        properties={"correlation_id": bodies},
+        further=[headers] * count if headers else None,
     )
 
 

@@ -24,7 +24,9 @@ def channel(delayed):
 
 
 def fill(channel, template, messages):
-    run = Run([(template, body, headers, {}, due) for body, headers, due in messages])
+    bodies, headers, due = zip(*messages, strict=True)
+    columns = {name: [row[name] for row in headers] for name in headers[0]}
+    run = Run(template, bodies, due, headers=columns)
     with PublishBatch(channel) as batch:
         batch.fill(run, confirm_timeout=PATIENCE)
     assert set(run.states) == {"confirmed"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import json
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +18,7 @@ from kombu.transport.pyamqp import Channel
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.publishing.frames import encode
 from kombu_binary_delay.spark import compiled
-from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Kind, Made
+from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Kind, Made, Row
 from kombu_binary_delay.spark.send import _Producer
 
 
@@ -30,6 +31,8 @@ def apart():
 
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+MICROS = round(NOW.timestamp() * 1_000_000)
+HOUR = 3_600_000_000  # microseconds
 
 
 def run():
@@ -66,13 +69,12 @@ class Recorder(_Producer):
 
 def fill(producer, kind, call):
     """Publish a message of a kind, as a sender does."""
-    body, headers, properties = kind.fill(call)
+    run = kind.fill([call])
     if kind.on_call is not None:
-        kind.on_call(producer, call.task_id)
-    written = kind.template.encode(headers, properties)
-    read = kind.template.read(headers, properties)
+        kind.on_call(producer, call.row.task_id)
+    [body], [written] = run.bodies, run.template.encode(run, slice(1), [None], run.further)
     # What is read is what is written.
-    assert encode(body, read, 131072)[1] == written
+    assert encode(body, run.read(0), 131072)[1] == written
     producer.written.append((body, written, kind.template.destination, kind.declare))
 
 
@@ -170,9 +172,12 @@ of_tasks = st.none() | st.fixed_dictionaries(
 )
 
 
-def call(task_id, **given):
-    fields = dict.fromkeys(Call._fields)
-    return Call(**{**fields, "name": "shop.remind", "task_id": task_id, **given})
+def call(task_id, due, **given):
+    row = Row(task_id, "shop.remind")
+    for name, value in given.items():
+        is_json = isinstance(value, (dict, list))
+        row = row._replace(**{name: json.dumps(value) if is_json else value})
+    return Call(row, due, row.loaded_headers())
 
 
 def call_of(row, given, asked):
@@ -180,8 +185,8 @@ def call_of(row, given, asked):
         f"id-{row['due']}-{len(row['args'])}-{row['left']}",
         args=row["args"],
         kwargs=row["kwargs"],
-        eta=NOW + timedelta(microseconds=row["due"]),
-        expires=NOW + timedelta(microseconds=row["left"]) if "expires" in asked else None,
+        due=MICROS + row["due"],
+        expires=MICROS + row["left"] if "expires" in asked else None,
         headers={"tenant": row["tenant"], "b": [1, {}]} if "headers" in asked else None,
         **given,
     )
@@ -201,9 +206,8 @@ def test_a_message_is_byte_for_byte_what_send_task_makes(
 
 
 def calls(number=4, **fields):
-    eta = NOW + timedelta(days=1)
     return [
-        call(f"id-{place}", args=[place], kwargs={"number": place}, eta=eta, **fields)
+        call(f"id-{place}", MICROS + HOUR, args=[place], kwargs={"number": place}, **fields)
         for place in range(number)
     ]
 
@@ -324,11 +328,11 @@ def test_handlers_of_a_publish_are_called_for_each_message(signal):
 def test_a_row_that_is_none_of_its_kind_goes_by_send_task_and_the_others_do_not():
     app = Celery("shop", set_as_current=False)
     rows = calls(5, headers={"tenant": 1})
-    rows[3] = rows[3]._replace(headers={"shadow": "another name"})
+    rows[3] = call("id-3", MICROS + HOUR, headers={"shadow": "another name"})
     assert compare(app, rows) == [None, None, None, compiled.HEADERS, None]
-    rows = calls(5, expires=NOW + timedelta(hours=1))
+    rows = calls(5, expires=MICROS + HOUR)
     for place in (0, 4):
-        rows[place] = rows[place]._replace(expires=NOW - timedelta(microseconds=1))
+        rows[place] = rows[place]._replace(row=rows[place].row._replace(expires=MICROS - 1))
     assert compare(app, rows) == [compiled.EXPIRED, None, None, None, compiled.EXPIRED]
 
 
@@ -336,10 +340,11 @@ def test_a_second_message_that_is_not_what_the_template_says_ends_the_filling_in
     app = Celery("shop", set_as_current=False)
     fill, filled = Kind.fill, []
 
-    def differs(kind, call):
-        filled.append(call)
-        body, headers, properties = fill(kind, call)
-        return (body + b" " * (len(filled) > 1)), headers, properties
+    def differs(kind, calls):
+        filled.append(calls)
+        run = fill(kind, calls)
+        run.bodies = [body + b" " * (len(filled) > 1) for body in run.bodies]
+        return run
 
     monkeypatch.setattr(Kind, "fill", differs)
     assert compare(app, calls(4)) == [None, None, compiled.DIFFERENT, compiled.DIFFERENT]

@@ -125,14 +125,20 @@ ladders: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 )
 
 
-def differs(row):
-    """Return the headers and properties that differ, and when they say that it is due."""
-    due = None if row["delay"] is None else NOW + row["delay"]
-    eta = None if due is None else (EPOCH + timedelta(microseconds=due)).isoformat()
-    properties = {"correlation_id": row["id"]}
-    if row["ttl"] is not None:
-        properties["expiration"] = row["ttl"]
-    return {"id": row["id"], "eta": eta, "expires": None, **row["headers"]}, properties, due
+def run_of(template, rows):
+    """Return messages of a kind, each with what differs of it."""
+    due = [None if row["delay"] is None else NOW + row["delay"] for row in rows]
+    etas = [None if at is None else (EPOCH + timedelta(microseconds=at)).isoformat() for at in due]
+    ids, further = [row["id"] for row in rows], [row["headers"] for row in rows]
+    ttl = [row["ttl"] for row in rows]
+    return Run(
+        template,
+        [row["body"] for row in rows],
+        due,
+        headers={"id": ids, "eta": etas, "expires": [None] * len(rows)},
+        properties={"correlation_id": ids, **({"expiration": ttl} if any(ttl) else {})},
+        further=further if any(further) else None,
+    )
 
 
 @given(rows, kinds, ladders)
@@ -148,15 +154,15 @@ def test_what_is_filled_in_is_what_a_whole_message_is(rows, kind, settings):
     filled, ours = a_batch(settings)
     refused = set()
     with patch("time.time_ns", lambda: NOW * 1000):
-        for place, row in enumerate(rows):
-            one = amqp.Message(row["body"])
-            one.properties = template.read(*differs(row)[:2])
+        run = run_of(template, rows)
+        for place, body in enumerate(run.bodies):
+            one = amqp.Message(body)
+            one.properties = run.read(place)
             try:
                 whole.publish(one, *destination)
             except (BinaryDelayError, TypeError):
                 refused.add(place)
         flush(whole)
-        run = Run([(template, row["body"], *differs(row)) for row in rows])
         filled.fill(run)
         flush(filled)
     assert ours.written == theirs.written
@@ -168,12 +174,10 @@ def test_most_messages_of_a_kind_are_written_at_once():
     headers = {"task": "t", **dict.fromkeys(VARYING)}
     template = Template({"application_headers": headers}, TO_MAIL, VARYING)
     batch, wire = a_batch({})
-    messages = [
-        (template, b"", *differs({"id": str(n), "delay": 10**9 + n, "ttl": None, "headers": {}}))
-        for n in range(50)
-    ]
+    same = {"body": b"", "ttl": None, "headers": {}}
+    messages = [{"id": str(n), "delay": 10**9 + n, **same} for n in range(50)]
     with patch("time.time_ns", lambda: NOW * 1000):
-        batch.fill(Run(messages))
+        batch.fill(run_of(template, messages))
         # The first asks for what it needs; then all that is left goes out.
         assert wire.writes == 2
         flush(batch)
@@ -194,6 +198,7 @@ def test_what_is_filled_in_needs_no_header_that_asks_for_its_delay(delays, setti
             with suppress(BinaryDelayError):
                 whole.publish(one, routing_key="mail")
         flush(whole)
-        filled.fill(Run([(template, b"hi", {}, {}, NOW + delay * 1000) for delay in delays]))
+        due = [NOW + delay * 1000 for delay in delays]
+        filled.fill(Run(template, [b"hi"] * len(due), due))
         flush(filled)
     assert ours.written == theirs.written
