@@ -132,6 +132,10 @@ class Row(NamedTuple):
         return headers
 
 
+#: The columns of a row.
+COLUMNS = Row._fields
+
+
 class Call(NamedTuple):
     """One ``send_task`` call.
 

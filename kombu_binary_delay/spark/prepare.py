@@ -135,13 +135,12 @@ def prepare(
             "later": F.coalesce(later, F.lit(False)),
         }
     )
-    reasons = F.array_compact(F.array(*_reasons(ladder, past, horizon, now)))
-    reason = F.when(F.size(reasons) > 0, F.array_join(reasons, "; "))
     # What has not been read has no values.
-    return rows.withColumn("reason", F.coalesce("reason", reason))
+    return rows.withColumn("reason", F.coalesce("reason", _reason(ladder, past, horizon, now)))
 
 
-def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list[Column]:
+def _reason(ladder: Ladder, past: str, horizon: float | None, now: int) -> Column:
+    """Return why a row is rejected; null if it is not."""
     key, eta, countdown = F.col("key"), F.col("eta"), F.col("countdown")
     same_key = F.count("*").over(Window.partitionBy("key"))
     longest = ladder.maximum * 1000
@@ -195,19 +194,22 @@ def _reasons(ladder: Ladder, past: str, horizon: float | None, now: int) -> list
             "due in the past": F.col("due") <= now,
         },
     }
-    return [
-        F.when(~action.isin(*s.ACTIONS), F.lit(f"action must be one of {', '.join(s.ACTIONS)}")),
-        # Whatever the row does: Python could not read it.
-        *(
-            F.when(F.col(name) != readable(F.col(name)), F.lit(f"{name} is not UTF-8"))
+    # Whatever the row does: Python could not read it.
+    of_all = {
+        f"action must be one of {', '.join(s.ACTIONS)}": ~action.isin(*s.ACTIONS),
+        **{
+            f"{name} is not UTF-8": F.col(name) != readable(F.col(name))
             for name in ("key", "action", "task", "args", "kwargs", "headers", *_NAMES)
-        ),
-        *(
-            F.when((action == name) & condition, F.lit(reason))
-            for name, reasons in of_action.items()
-            for reason, condition in reasons.items()
-        ),
-    ]
+        },
+    }
+    rest = F.coalesce(*(F.when(action == name, _all(of_action[name])) for name in of_action))
+    return F.nullif(F.concat_ws("; ", _all(of_all), rest), F.lit(""))
+
+
+def _all(reasons: dict[str, Column]) -> Column:
+    """Return the reasons that hold, as one text; null if none does."""
+    held = (F.when(condition, F.lit(reason)) for reason, condition in reasons.items())
+    return F.nullif(F.concat_ws("; ", *held), F.lit(""))
 
 
 def _task_id(job_id: str, key: Column) -> Column:

@@ -32,7 +32,7 @@ from kombu_binary_delay.ladder.ladder import Ladder
 from . import schema as s
 from .checks import check_number, check_whole
 from .columns import instant, readable
-from .compiled import REASONS
+from .compiled import COLUMNS, REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .send import LOST, Sender, Sent, Target
 from .staging import Staging
@@ -44,14 +44,10 @@ _REASON = "reason"
 _TIME = pa.timestamp("us", "UTC")
 #: After how many new objects Python looks for cyclic garbage while rows are sent.
 _ALLOCATIONS = 100_000
-_SENT_COLUMNS = (
-    "key string, task_id string, task string, args string, kwargs string, eta bigint, "
-    "countdown double, queue string, exchange string, routing_key string, priority int, "
-    "expires bigint, headers string, due bigint, action string"
-)
-#: The rows of the first slice for each publisher, before the pace is known, and how many times as
-#: large as a slice the next one may be: messages of another kind have another pace.
-_FIRST_ROWS, _GROWTH = 2_000, 4
+#: How many rows a second each publisher is expected to send, before the pace is known: those of
+#: ``send_task`` on a slow machine. And how many times as large as a slice the next one may be:
+#: messages of another kind have another pace.
+_FIRST_PACE, _GROWTH = 700, 4
 #: By so many bits, Spark shifts the number of a row's part in its place.
 _OF_PART = 33
 #: How long to wait for a broker that has not confirmed anything yet, in seconds.
@@ -290,7 +286,8 @@ def _run(
         is_first = not progress.confirmed
         target = replace(run.target, patience=min(run.target.patience, _AT_FIRST))
         counts = _publish_slice(part, run, target if is_first else run.target)
-        reasons = [text for place, text in enumerate(REASONS) if counts[f"reason_{place}"]]
+        bits = counts["reasons"] or 0
+        reasons = [text for place, text in enumerate(REASONS) if bits >> place & 1]
         confirmed = counts["published"] + counts["cancelled"] + counts["rescheduled"]
         progress = replace(
             progress,
@@ -321,16 +318,14 @@ def _run(
 def _publish_slice(part: DataFrame, run: _Run, target: Target) -> Mapping[str, Any]:
     """Publish rows, write their receipts, and count the outcomes."""
     seen = Observation()
-    why = F.col(_REASON)
-    is_lost = F.col("status") == _UNREACHABLE
     sent = _sent(part, run.job_id, target, run.publishers).observe(
         seen,
         *_outcomes(),
-        F.count(why).alias("by_send_task"),
-        F.max(F.when(is_lost, F.col("detail"))).alias("outage"),
-        *(_count(why == place).alias(f"reason_{place}") for place in range(len(REASONS))),
+        F.expr(f"count({_REASON}) AS by_send_task"),
+        F.expr(f"bit_or(shiftleft(1, {_REASON})) AS reasons"),
+        F.expr(f"max(CASE WHEN status = '{_UNREACHABLE}' THEN detail END) AS outage"),
     )
-    sent = sent.where(~is_lost).drop(_REASON)
+    sent = sent.where(f"status <> '{_UNREACHABLE}'").drop(_REASON)
     if not Place.parse(run.receipts).is_files:
         # Some tables read them twice: from here, not from the publishers. Not so files: an
         # executor that is lost while the receipts are written would end the job.
@@ -449,8 +444,7 @@ def _slices(staged: DataFrame, parts: list[Row], run: _Run) -> Iterator[DataFram
     Each takes about as long as it should, by the pace of the one before, which has been published
     when the next is asked for.
     """
-    ready = staged.where("fate = 'ready'")
-    place, is_publish = F.col("place"), F.col("action") == s.PUBLISH
+    ready = staged.where("fate = 'ready'").select("key", *COLUMNS, "place")
     for kind in (False, True):
         of_parts: dict[int, tuple[int, int]] = {}
         for row in parts:
@@ -460,13 +454,14 @@ def _slices(staged: DataFrame, parts: list[Row], run: _Run) -> Iterator[DataFram
                 first, count = of_parts.get(part, (row["first"], 0))
                 of_parts[part] = min(first, row["first"]), count + row["rows"]
         rest = sorted(of_parts.values())
-        rows = _FIRST_ROWS * run.publishers
+        rows = max(1, int(_FIRST_PACE * run.slice_seconds)) * run.publishers
         while rest:
             if kind and run.max_rate is not None:
                 rows = max(1, min(rows, int(run.max_rate * run.slice_seconds)))
             low, high, taken = _take(rest, rows)
             begun = time.monotonic()
-            yield ready.where((is_publish == F.lit(kind)) & (place >= low) & (place < high))
+            of_kind = f"(action = '{s.PUBLISH}') = {kind}"
+            yield ready.where(f"{of_kind} AND place >= {low} AND place < {high}").drop("place")
             rows = _slice_rows(taken, time.monotonic() - begun, run.slice_seconds)
 
 
@@ -499,10 +494,9 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
     Another column has the reason why ``send_task`` made a message, if it did.
     """
-    columns = [column.split()[0] for column in _SENT_COLUMNS.split(", ")]
     # By the id, so that a retried Spark task has the same rows.
-    rows = part.select(*columns).repartition(publishers, "task_id")
-    rows = rows.sortWithinPartitions(F.col("action") == s.PUBLISH, "due")
+    rows = part.repartition(publishers, "task_id")
+    rows = rows.sortWithinPartitions(F.expr(f"action = '{s.PUBLISH}'"), "due")
 
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -524,16 +518,16 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
 
 def _outcomes() -> list[Column]:
     """Return what is counted of the receipts of a slice."""
-    status, action = F.col("status"), F.col("action")
-    amended = status == s.RECORDED
-    return [
-        _count(status != _UNREACHABLE).alias("all"),
-        _count(status == s.PUBLISHED).alias("published"),
-        _count(amended & (action == s.CANCEL)).alias("cancelled"),
-        _count(amended & (action == s.RESCHEDULE)).alias("rescheduled"),
-        _count(action == s.CANCEL).alias("cancels"),
-        _count(action == s.RESCHEDULE).alias("reschedules"),
-    ]
+    conditions = {
+        "all": f"status <> '{_UNREACHABLE}'",
+        "published": f"status = '{s.PUBLISHED}'",
+        "cancelled": f"status = '{s.RECORDED}' AND action = '{s.CANCEL}'",
+        "rescheduled": f"status = '{s.RECORDED}' AND action = '{s.RESCHEDULE}'",
+        "cancels": f"action = '{s.CANCEL}'",
+        "reschedules": f"action = '{s.RESCHEDULE}'",
+    }
+    # As SQL: a column that Python makes of parts takes a call of the JVM for each of them.
+    return [F.expr(f"count_if({is_it}) AS `{name}`") for name, is_it in conditions.items()]
 
 
 def _stored(receipts: DataFrame, part: DataFrame, job_id: str) -> dict[str, int]:
@@ -543,10 +537,6 @@ def _stored(receipts: DataFrame, part: DataFrame, job_id: str) -> dict[str, int]
     last = F.max_by("status", "published_at").alias("status")
     latest = stored.join(part.select(*row), row, "left_semi").groupBy(*row).agg(last)
     return latest.agg(*_outcomes()).collect()[0].asDict()
-
-
-def _count(condition: Column) -> Column:
-    return F.count(F.when(condition, 1))
 
 
 def receipts_of(

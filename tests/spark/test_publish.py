@@ -88,7 +88,7 @@ def waiting(vhost, count):
 def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_published_first(
     spark, reminders, run, receipts, vhost, monkeypatch
 ):
-    monkeypatch.setattr(of_publish, "_FIRST_ROWS", 200)
+    monkeypatch.setattr(of_publish, "_FIRST_PACE", 200_000)
     monkeypatch.setattr(of_publish, "_slice_rows", lambda *_: 200)
     reports: list[Progress] = []
     progress = run(reminders(500), slice_seconds=0.001, publishers=1, on_progress=reports.append)
@@ -111,11 +111,11 @@ def test_every_row_is_on_the_ladder_and_has_a_receipt_and_nearest_due_is_publish
 
 
 def test_what_is_due_at_the_same_time_is_cut_by_its_id(reminders, run, monkeypatch):
-    monkeypatch.setattr(of_publish, "_FIRST_ROWS", 50)
+    monkeypatch.setattr(of_publish, "_FIRST_PACE", 50)
     monkeypatch.setattr(of_publish, "_slice_rows", lambda *_: 100)
     remaining = []
     df = reminders(300).withColumn("eta", F.lit(FAR))
-    run(df, on_progress=lambda progress: remaining.append(progress.remaining))
+    run(df, slice_seconds=1.0, on_progress=lambda progress: remaining.append(progress.remaining))
     assert remaining == [300, 200, 100, 0]
 
 
@@ -431,7 +431,7 @@ def test_a_failed_attempt_leaves_one_receipt_a_message_and_one_task_id(
     # An executor's Python dies in the middle of its rows, once.
     task = f"die-in-{vhost.url.rpartition('/')[2]}"
     order(task).touch()
-    df = reminders(2000).withColumn("task", F.lit(task))  # as many as the first slice takes
+    df = reminders(2000).withColumn("task", F.lit(task))
     progress = run(df, app="tests.spark.dying_app:app", publishers=1)
     assert not order(task).exists()
     assert progress.published == 2000
