@@ -502,11 +502,11 @@ def _sent(part: DataFrame, job_id: str, target: Target, publishers: int) -> Data
         context = TaskContext.get()
         task = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
         # Rows are no cyclic garbage, and to look for that took a quarter of the time.
-        collected = gc.get_threshold()
+        ladder, collected = target.ladder(), gc.get_threshold()
         gc.set_threshold(_ALLOCATIONS, *collected[1:])
         try:
             for batch, sent in Sender(target).send(batches):
-                yield receipts_of(batch, sent, job_id, target.ladder(), task)
+                yield receipts_of(batch, sent, job_id, ladder, task)
         except LOST as exc:
             # No error of Spark's, which would try it again and again.
             yield _unreachable(exc)

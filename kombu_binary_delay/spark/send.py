@@ -159,14 +159,13 @@ class Target:
 class Sent:
     """A row that is being sent, and the values of its receipt."""
 
-    __slots__ = ("asked", "detail", "jitter", "published_at", "queue", "reason", "row", "status")
+    __slots__ = ("asked", "detail", "due", "published_at", "queue", "reason", "row", "status")
 
     def __init__(self, row: Row) -> None:
         self.row = row
-        #: The due time in the row; None if none, and before a countdown has begun.
-        self.asked = row.eta if row.countdown is None else None
-        #: How much later it arrives, on purpose.
-        self.jitter = 0
+        #: The due time in the row, and when the message is due, with its jitter; None if there is
+        #: none, and before a countdown has begun.
+        self.asked = self.due = row.eta if row.countdown is None else None
         #: When it was begun, or recorded; None before.
         self.published_at: int | None = None
         self.queue: str | None = None
@@ -179,11 +178,6 @@ class Sent:
     def action(self) -> str:
         """What the row does."""
         return self.row.action or s.PUBLISH
-
-    @property
-    def due(self) -> int | None:
-        """When the message is due; None if the row has no due time."""
-        return None if self.asked is None else self.asked + self.jitter
 
 
 @cache
@@ -416,12 +410,12 @@ class Sender:
             if row.countdown is None:
                 raise DelayError("neither eta nor countdown")
             # It starts here, and has the precision of a float.
-            sent.asked = now + round(row.countdown * 1_000_000)
+            sent.asked = sent.due = now + round(row.countdown * 1_000_000)
         headers = None if row.headers is None else row.loaded_headers()
         if self._jitter or headers:
             # As the transport does, by the same headers.
             jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
-            sent.jitter = spread(row.task_id, jitter)
+            sent.due = sent.asked + spread(row.task_id, jitter)
         call = Call(row, sent.asked, headers)
         known = self._compiler.known(call)
         if isinstance(known, Kind) and not (headers and _KEYED & headers.keys()):
@@ -473,6 +467,9 @@ class Sender:
         self._runs.append(([sent for sent, _ in calls], run))
         producer = self._connected()
         producer.batch.fill(run, mandatory=True, confirm_timeout=producer.patience)
+        # Soon, so that the processor's cache has what is worked on, and not what is done.
+        while self._runs and None not in self._runs[0][1].states:
+            self._take(*self._runs.pop(0))
 
     def _refuse(self, sent: Sent, error: Exception) -> None:
         """Say why a row cannot be published, unless it can be once the broker is back."""
@@ -481,21 +478,19 @@ class Sender:
         self._end_if_unanswered(error)
         self._finish(sent, s.REFUSED, str(error) or type(error).__name__)
 
-    def _take_outcomes(self, *, is_connected: bool = True) -> None:
-        """Take the outcomes of the messages that templates have made.
+    def _take(self, sents: list[Sent], run: Run, *, is_connected: bool = True) -> None:
+        """Take the outcomes of messages that a template has made.
 
         :param is_connected: whether the connection works: each message that was given up had its
             own reason then.
         """
-        runs, self._runs = self._runs, []
-        for sents, run in runs:
-            for place, (sent, state) in enumerate(zip(sents, run.states, strict=True)):
-                if state == CONFIRMED:
-                    sent.status = s.PUBLISHED
-                elif state in _STATUS or (is_connected and state is not None):
-                    _, text = run.replies[place]
-                    status = _STATUS.get(state) or _STATUS_OF_GIVEN_UP[state]
-                    self._finish(sent, status, text or None)
+        for place, (sent, state) in enumerate(zip(sents, run.states, strict=True)):
+            if state == CONFIRMED:
+                sent.status = s.PUBLISHED
+            elif state in _STATUS or (is_connected and state is not None):
+                _, text = run.replies[place]
+                status = _STATUS.get(state) or _STATUS_OF_GIVEN_UP[state]
+                self._finish(sent, status, text or None)
 
     def _amend(self, sent: Sent) -> None:
         if not self._to_record:
@@ -553,7 +548,8 @@ class Sender:
             self._record()
         if self._producer is not None:
             self._producer.batch.flush()
-            self._take_outcomes()
+            while self._runs:
+                self._take(*self._runs.pop(0))
 
     def _finish(self, sent: Sent, status: str, detail: str | None = None) -> None:
         sent.status, sent.detail = status, detail
@@ -659,7 +655,8 @@ class Sender:
             producer.batch.close()
             # Because of the connection: the row is still under way.
             self._given_up.clear()
-            self._take_outcomes(is_connected=False)
+            while self._runs:
+                self._take(*self._runs.pop(0), is_connected=False)
         if connection is not None:
             connection.release()
 
