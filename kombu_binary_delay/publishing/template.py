@@ -78,6 +78,8 @@ class Template:
                 same = {}
             else:
                 same[name] = value
+        #: The names of the headers that differ.
+        self.varying = frozenset(name for _, name in self._slots)
         self._rest = str(write_fields(same), _BYTES)
         self._tail = str(write_fields(self._last), _BYTES)
         #: Whether its headers say nothing more of a message than when it is due.
@@ -168,13 +170,14 @@ class Template:
 class Run:
     """Messages of one kind that are published together, in their order, and the outcome of each.
 
-    They must not change any more. All sequences are as long as the bodies.
+    They must not change any more. All columns are as long as the bodies.
 
     :param due: when each is due, in microseconds since the epoch; None if it is not delayed. A
         header such as ``eta`` must say the same.
     :param headers: by the name of each header that differs, its value in each message.
     :param properties: the same of the properties that differ; None where a message has none.
     :param further: the headers that only the one message has; None if none has any.
+    :raises ValueError: if a column is missing, unknown or of another length.
     """
 
     def __init__(  # noqa: PLR0913 - a column each
@@ -189,6 +192,17 @@ class Run:
     ) -> None:
         self.template, self.bodies, self.due = template, bodies, due
         self.headers, self.properties, self.further = headers or {}, properties or {}, further
+        if self.headers.keys() != template.varying:
+            raise ValueError(
+                f"headers must have what differs by the template, {sorted(template.varying)}, got "
+                f"{sorted(self.headers)}"
+            )
+        columns = {"due": due, **self.headers, **self.properties}
+        if further is not None:
+            columns["further"] = further
+        for name, values in columns.items():
+            if len(values) != len(bodies):
+                raise ValueError(f"{name} must have {len(bodies)} values, got {len(values)}")
         #: Of each message, the state of its outcome; None until that is known.
         self.states: list[str | None] = [None] * len(bodies)
         #: Of those that were not confirmed, by their places: the outcome's reply code and text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import amqp
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,6 +170,22 @@ def test_what_is_filled_in_is_what_a_whole_message_is(rows, kind, settings):
     assert ours.written == theirs.written
     assert {n for n, state in enumerate(run.states) if state == DISCARDED} == refused
     assert set(run.states) <= {CONFIRMED, DISCARDED}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({}, "headers must have what differs by the template, ['eta', 'id'], got []"),
+        ({"headers": {"id": "ab", "eta": "ab", "x": "ab"}}, "got ['eta', 'id', 'x']"),
+        ({"headers": {"id": "ab", "eta": "a"}}, "eta must have 2 values, got 1"),
+        ({"headers": {"id": "ab", "eta": "ab"}, "further": [{}]}, "further must have 2 values"),
+        ({"headers": {"id": "ab", "eta": "ab"}, "due": [None] * 3}, "due must have 2 values"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_anything_is_published(columns, words):
+    template = Template({"application_headers": {"id": 1, "eta": 1, "n": 1}}, TO_MAIL, VARYING)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Run(template, [b"a", b"b"], **{"due": [None] * 2, **columns})
 
 
 def test_most_messages_of_a_kind_are_written_at_once():
