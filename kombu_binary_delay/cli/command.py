@@ -126,6 +126,7 @@ def subcommand(
             else:
                 code = UNREACHABLE if of_this_machine(exc) is None else USAGE
                 code = _fail(printer, code, in_words(exc, target))
+                _drop_unwritable()
         sys.exit(code)
 
     return cast("Callable[..., None]", run)
@@ -181,9 +182,19 @@ def _output_is_closed() -> bool:
     poll.register(output, 0)
     closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     if closed:
-        # Python writes the rest of its buffer when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        _drop_unwritable()
     return closed
+
+
+def _drop_unwritable() -> None:
+    """Redirect the output to nowhere if it cannot be written.
+
+    Python writes the rest of its buffer when it ends, and a failure then is an exit status of 120.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _need_rich() -> None:

@@ -112,7 +112,8 @@ class Template:
         :param due: of each of these, for the ladder's header, in milliseconds since the epoch,
             after January 1970; None if it does not wait.
         :param further: the headers that only the one message has; None if none has any.
-        :raises UNWRITABLE: if AMQP cannot encode a value of one of them.
+        :raises LookupError, OverflowError, TypeError, ValueError: and the others of
+            ``UNWRITABLE``, if AMQP cannot encode a value of one of them.
         """
         # As text, in which each byte is a letter: it is joined and measured in fewer steps.
         columns: list[Iterable[str]] = []

@@ -25,8 +25,9 @@ from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
+from kombu_binary_delay.spark.compiled import Row
 from kombu_binary_delay.spark.publish import receipts_of
-from kombu_binary_delay.spark.send import _PAUSE, Row, Sender, Sent, Target, _Producer
+from kombu_binary_delay.spark.send import _PAUSE, Sender, Sent, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 

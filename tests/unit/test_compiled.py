@@ -173,10 +173,11 @@ of_tasks = st.none() | st.fixed_dictionaries(
 
 
 def call(task_id, due, **given):
-    row = Row(task_id, "shop.remind")
-    for name, value in given.items():
-        is_json = isinstance(value, (dict, list))
-        row = row._replace(**{name: json.dumps(value) if is_json else value})
+    columns: dict[str, Any] = {
+        name: json.dumps(value) if isinstance(value, (dict, list)) else value
+        for name, value in given.items()
+    }
+    row = Row(task_id, "shop.remind", **columns)
     return Call(row, due, row.loaded_headers())
 
 

@@ -192,7 +192,7 @@ def test_most_messages_of_a_kind_are_written_at_once():
     headers = {"task": "t", **dict.fromkeys(VARYING)}
     template = Template({"application_headers": headers}, TO_MAIL, VARYING)
     batch, wire = a_batch({})
-    same = {"body": b"", "ttl": None, "headers": {}}
+    same: dict[str, Any] = {"body": b"", "ttl": None, "headers": {}}
     messages = [{"id": str(n), "delay": 10**9 + n, **same} for n in range(50)]
     with patch("time.time_ns", lambda: NOW * 1000):
         batch.fill(run_of(template, messages))
