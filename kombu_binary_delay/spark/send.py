@@ -60,7 +60,7 @@ from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 from . import schema as s
 from .amend import writes
 from .checks import check_number
-from .compiled import Call, Compiler, Kind, Made, Row
+from .compiled import COLUMNS, Call, Compiler, Kind, Made, Row
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,6 @@ _KEYED = {KEY, REPLACES}
 _row = partial(tuple.__new__, Row)
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
-#: What a row without another action does.
-_PUBLISHES = (None, s.PUBLISH)
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
 #: The same for what the batch gave up while the connection works. What is unknown there is only
 #: whether the broker has the record of what a message supersedes; it has the message.
@@ -386,7 +384,7 @@ class Sender:
     # -- one message ---------------------------------------------------------------------------
 
     def _send(self, sent: Sent) -> None:
-        if sent.row.action not in _PUBLISHES:
+        if sent.action != s.PUBLISH:
             self._amend(sent)
             return
         while True:
@@ -411,7 +409,7 @@ class Sender:
                 raise DelayError("neither eta nor countdown")
             # It starts here, and has the precision of a float.
             sent.asked = sent.due = now + round(row.countdown * 1_000_000)
-        headers = None if row.headers is None else row.loaded_headers()
+        headers = row.loaded_headers()
         if self._jitter or headers:
             # As the transport does, by the same headers.
             jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
@@ -706,7 +704,7 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     for begin in range(0, batch.num_rows, WINDOW):
         part = batch.slice(begin, WINDOW)
         columns: list[Iterable[Any]] = []
-        for name in Row._fields:
+        for name in COLUMNS:
             columns.append(repeat(None, part.num_rows))
             if name in part.schema.names:
                 column = part.column(name)
