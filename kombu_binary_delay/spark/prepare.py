@@ -45,7 +45,7 @@ _YEARS = "due outside of the years 2000 to 9999"
 _NAMESPACE = uuid5(NAMESPACE_URL, "kombu-binary-delay:job")
 _NAMES = ("queue", "exchange", "routing_key")
 #: The reasons that apply to amendments, too.
-_OF_KEYS = ("the key is null", "the key is not unique")
+_NO_KEY = "the key is null"
 _OF_TIMES = ("eta is not a time", _YEARS)
 #: The values that replace an invalid priority, and text that is not a time.
 _NONE, _UNREAD = -1, 1 - 2**63
@@ -135,19 +135,22 @@ def prepare(
             "later": F.coalesce(later, F.lit(False)),
         }
     )
-    # What has not been read has no values.
-    return rows.withColumn("reason", F.coalesce("reason", _reason(ladder, past, horizon, now)))
+    # What has not been read has no values. Apart from how many rows have the key: Spark computes
+    # what is before that where the rows are, and what is after it where it brings them together.
+    rows = rows.withColumn("reason", F.coalesce("reason", _reason(ladder, past, horizon, now)))
+    same_key = F.count("*").over(Window.partitionBy("key"))
+    is_same = F.col("key").isNotNull() & (same_key > 1)
+    reasons = F.concat_ws("; ", F.when(is_same, F.lit("the key is not unique")), "reason")
+    return rows.withColumn("reason", F.nullif(reasons, F.lit("")))
 
 
 def _reason(ladder: Ladder, past: str, horizon: float | None, now: int) -> Column:
-    """Return why a row is rejected; null if it is not."""
+    """Return why a row is rejected, whatever the others are; null if it is not."""
     key, eta, countdown = F.col("key"), F.col("eta"), F.col("countdown")
-    same_key = F.count("*").over(Window.partitionBy("key"))
     longest = ladder.maximum * 1000
     longer = f"longer than the ladder {ladder.name}"
     reasons = {
-        "the key is null": key.isNull(),
-        "the key is not unique": key.isNotNull() & (same_key > 1),
+        _NO_KEY: key.isNull(),
         "no task is named": F.coalesce(F.trim("task"), F.lit("")) == "",
         "neither eta nor countdown": eta.isNull() & countdown.isNull(),
         "both eta and countdown": eta.isNotNull() & countdown.isNotNull(),
@@ -186,9 +189,9 @@ def _reason(ladder: Ladder, past: str, horizon: float | None, now: int) -> Colum
     action = F.col("action")
     of_action = {
         s.PUBLISH: reasons,
-        s.CANCEL: {reason: reasons[reason] for reason in _OF_KEYS},
+        s.CANCEL: {_NO_KEY: reasons[_NO_KEY]},
         s.RESCHEDULE: {
-            **{reason: reasons[reason] for reason in (*_OF_KEYS, *_OF_TIMES, longer)},
+            **{reason: reasons[reason] for reason in (_NO_KEY, *_OF_TIMES, longer)},
             # A countdown starts again with each run, so each would postpone the task further.
             "a task is rescheduled by eta alone": eta.isNull() | countdown.isNotNull(),
             "due in the past": F.col("due") <= now,
