@@ -721,8 +721,7 @@ class PublishBatch:
     def _on_ack(self, number: int, multiple: bool) -> None:
         for sent in self._answered(number, multiple):
             if isinstance(sent, tuple):
-                run, place, *_ = sent
-                run.states[place] = CONFIRMED
+                sent[0].states[sent[1]] = CONFIRMED
             elif sent.returned is None:
                 self._set_outcome(sent, CONFIRMED)
             else:

@@ -11,7 +11,7 @@ message or wants to hear of it, ``send_task`` makes all messages, for one of :da
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import FunctionType, MethodType
@@ -36,6 +36,7 @@ from kombu_binary_delay.publishing.frames import encode
 from kombu_binary_delay.publishing.template import EXPIRATION, Run, Template
 
 from . import schema as s
+from .rows import KindOf, Row
 
 #: Reasons why ``send_task`` makes a message; other code refers to them by index.
 (
@@ -79,79 +80,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _scan: Any = json.decoder.JSONDecoder().scan_once  # type: ignore[attr-defined] # of C
 
 
-class Row(NamedTuple):
-    """A row; times are in microseconds since the epoch, and arguments and headers are JSON.
-
-    With the ``action`` "cancel" or "reschedule" it amends the task with its id; ``eta`` is then
-    when the task is due, if that is known, or will be.
-    """
-
-    task_id: str
-    task: str = ""
-    queue: str | None = None
-    exchange: str | None = None
-    routing_key: str | None = None
-    priority: int | None = None
-    args: str | None = None
-    kwargs: str | None = None
-    headers: str | None = None
-    eta: int | None = None
-    #: In seconds.
-    countdown: float | None = None
-    expires: int | None = None
-    due: int | None = None
-    action: str | None = None
-
-    def loaded_args(self) -> list[Any]:
-        """Return the positional arguments.
-
-        :raises DelayError: if they are no JSON array.
-        :raises ValueError: if they are no JSON.
-        """
-        return [] if self.args is None else _loaded(self.args, "args", list, "array")
-
-    def loaded_kwargs(self) -> dict[str, Any]:
-        """Return the keyword arguments.
-
-        :raises DelayError, ValueError: as :meth:`loaded_args`, if they are no JSON object.
-        """
-        return {} if self.kwargs is None else _loaded(self.kwargs, "kwargs", dict, "object")
-
-    def loaded_headers(self) -> dict[str, Any] | None:
-        """Return the headers; None if there are none.
-
-        :raises DelayError, ValueError: as :meth:`loaded_args`, if they are no JSON object, or have
-            a name that the row sets.
-        """
-        if self.headers is None:
-            return None
-        headers: dict[str, Any] = _loaded(self.headers, "headers", dict, "object")
-        for name in s.RESERVED_HEADERS:
-            if name in headers:
-                raise DelayError(f"headers has {name!r}, which is set by the row")
-        return headers
-
-
-#: The columns of a row.
-COLUMNS = Row._fields
-
-
 class Call(NamedTuple):
     """One ``send_task`` call.
 
     :param due: when the task is due, in microseconds since the epoch.
-    :param headers: those of the row.
+    :param headers: those of the row; None if it has none.
     """
 
     row: Row
     due: int
     headers: dict[str, Any] | None = None
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What all calls of one template have in common."""
-        row = self.row
-        return row[1:6], row.headers is None, row.expires is None
 
     def send(self, app: Celery, producer: Any) -> None:
         """Call ``send_task``.
@@ -167,15 +105,41 @@ class Call(NamedTuple):
         options = {name: getattr(row, name) for name in (*_NAMES, "priority")}
         options["headers"] = self.headers
         options["expires"] = None if row.expires is None else _time(row.expires)
+        [args], [kwargs] = _args([row.args]), _kwargs([row.kwargs])
         app.send_task(
             row.task,
-            args=row.loaded_args(),
-            kwargs=row.loaded_kwargs(),
+            args=args,
+            kwargs=kwargs,
             task_id=row.task_id,
             eta=_time(self.due),
             producer=producer,
             **{name: value for name, value in options.items() if value is not None},
         )
+
+
+class Calls(NamedTuple):
+    """Calls of one kind: of each, what differs from call to call, a column each.
+
+    The columns of a row are as they are there; ``due`` and ``headers`` are those of :class:`Call`.
+    """
+
+    task_id: Sequence[str]
+    args: Sequence[str | None]
+    kwargs: Sequence[str | None]
+    expires: Sequence[int | None]
+    due: Sequence[int]
+    headers: Sequence[dict[str, Any] | None]
+
+    @classmethod
+    def of(cls, call: Call) -> Calls:
+        """Return one call."""
+        row = call.row
+        columns = [row.task_id], [row.args], [row.kwargs], [row.expires]
+        return cls(*columns, [call.due], [call.headers])
+
+
+#: The columns of a row that a call has.
+CALLED = Calls._fields[:4]
 
 
 class Made(NamedTuple):
@@ -228,7 +192,7 @@ class Kind:
 
         :raises _DifferentError: if they differ.
         """
-        run = self.fill([call])
+        run = self.fill(Calls.of(call))
         if self._expires:
             # The time until the message expires has become shorter meanwhile.
             run.properties = {**run.properties, EXPIRATION: [made.properties.get(EXPIRATION)]}
@@ -239,26 +203,24 @@ class Kind:
         if (ours, where) != (theirs, (made.destination, made.declare)):
             raise _DifferentError
 
-    def fill(self, calls: Sequence[Call]) -> Run:
+    def fill(self, calls: Calls) -> Run:
         """Return the messages of calls.
 
         :raises DelayError, ValueError: as :meth:`Call.send`, if the arguments of one cannot be
             read.
         """
-        rows = [call.row for call in calls]
-        ids = [row.task_id for row in rows]
-        # An empty list is shown as none is.
-        args: list[Any] = [row.loaded_args() or () for row in rows]
-        kwargs = [row.loaded_kwargs() for row in rows]
-        argsrepr = [_shown(values, self._longest) for values in args]
-        kwargsrepr = [_shown(values, self._longest_kwargs) for values in kwargs]
+        ids, due = calls.task_id, calls.due
+        # An empty list is shown, and pickled, as none is.
+        args = [values or () for values in _args(calls.args)]
+        kwargs = _kwargs(calls.kwargs)
+        argsrepr = [_shown_list(values, self._longest) for values in args]
+        kwargsrepr = [_shown_dict(values, self._longest_kwargs) for values in kwargs]
         if None in argsrepr or None in kwargsrepr:
             create = self._app.amqp.create_task_message
             for place, shown in enumerate(zip(argsrepr, kwargsrepr, strict=True)):
                 if None in shown:
                     made = create(ids[place], "", args[place], kwargs[place]).headers
                     argsrepr[place], kwargsrepr[place] = made["argsrepr"], made["kwargsrepr"]
-        due = [call.due for call in calls]
         headers: dict[str, Sequence[Any]] = {
             "id": ids,
             "eta": list(map(_iso, due)),
@@ -268,11 +230,11 @@ class Kind:
         }
         properties: dict[str, Sequence[Any]] = {_ID: ids}
         if self._expires:
-            expires, now = [row.expires or 0 for row in rows], self._app.now()
+            expires, now = [moment or 0 for moment in calls.expires], self._app.now()
             headers["expires"] = list(map(_iso, expires))
             left = ((_time(moment) - now).total_seconds() for moment in expires)
             properties[EXPIRATION] = [str(int(seconds * 1000)) for seconds in left]
-        further = [call.headers or {} for call in calls] if self._has_headers else None
+        further = [row or {} for row in calls.headers] if self._has_headers else None
         bodies = list(map(self._body, args, kwargs))
         return Run(
             self.template, bodies, due, headers=headers, properties=properties, further=further
@@ -288,22 +250,32 @@ class Compiler:
         self._kinds: dict[tuple[Any, ...], Kind | int] = {}
         self._unproven: dict[tuple[Any, ...], tuple[str, Kind]] = {}
 
-    def known(self, call: Call) -> Kind | int | None:
-        """Return the kind of a call's message, or why ``send_task`` must make it.
+    def known(self, kind: KindOf) -> Kind | int | None:
+        """Return the template of a kind, or why ``send_task`` must make its messages.
 
-        It is an index in :data:`REASONS`. None if the kind is not known yet.
+        It is an index in :data:`REASONS`. None if that is not known yet.
         """
-        known, row = self._kinds.get(call.kind), call.row
+        known = self._kinds.get(kind)
         if known is None:
             known = self._reason
             if known is None:
-                known = _reason_of_task(self._app, row.task)
+                known = _reason_of_task(self._app, kind[0])
             if known is not None:
-                self._keep(call.kind, known)
-        if (call.headers is None and row.expires is None) or isinstance(known, int):
-            return known
-        reason = self._reason_of_row(call, known)
-        return known if reason is None else reason
+                self._keep(kind, known)
+        return known
+
+    def way_of(
+        self, known: Kind | None, headers: Mapping[str, Any] | None, expires: int | None
+    ) -> Kind | int | None:
+        """Return the same of one message of a kind, by its headers and when it expires."""
+        if headers:
+            create = self._app.amqp.create_task_message
+            names = known.names if known is not None else create("", "").headers.keys()
+            if not names.isdisjoint(headers):
+                return HEADERS
+        if expires is not None and _time(expires) < self._app.now():
+            return EXPIRED
+        return known
 
     def publish(self, producer: Any, call: Call, reason: int | None) -> None:
         """Publish a task whose message is of no kind that is known.
@@ -317,20 +289,9 @@ class Compiler:
         else:
             self._learn(producer, call)
 
-    def _reason_of_row(self, call: Call, known: Kind | None) -> int | None:
-        if call.headers:
-            create = self._app.amqp.create_task_message
-            names = known.names if known is not None else create("", "").headers.keys()
-            if not names.isdisjoint(call.headers):
-                return HEADERS
-        expires = call.row.expires
-        if expires is not None and _time(expires) < self._app.now():
-            return EXPIRED
-        return None
-
     def _learn(self, producer: Any, call: Call) -> None:
         """Publish by ``send_task``: the first call makes a template, the second proves it."""
-        kind, seen = call.kind, list[Made]()
+        kind, seen = call.row.kind, list[Made]()
         producer.made = seen
         try:
             call.send(self._app, producer)
@@ -434,22 +395,29 @@ def _is_celerys(owner: Any, name: str, module: Any) -> bool:
     return type(function) is FunctionType and function.__globals__ is vars(module)
 
 
-def _shown(values: Any, longest: int) -> str | None:
+def _shown_list(values: Sequence[Any], longest: int) -> str | None:
     """Return arguments as Celery's ``saferepr`` does; None if they are nested or too long."""
+    if not values:
+        return "()"
     try:
-        if isinstance(values, dict):
-            texts = [
-                f"{_SHOW[type(name)](name)}: {_SHOW[type(value)](value)}"
-                for name, value in values.items()
-            ]
-            shown = "{" + ", ".join(texts) + "}"
-        elif values:
-            shown = "[" + ", ".join([_SHOW[type(value)](value) for value in values]) + "]"
-        else:
-            shown = "()"
+        shown = "[" + ", ".join([_SHOW[type(value)](value) for value in values]) + "]"
     except KeyError:
         return None
     # Nothing is cut off.
+    return shown if len(shown) < longest else None
+
+
+def _shown_dict(values: dict[str, Any], longest: int) -> str | None:
+    """Return keyword arguments as :func:`_shown_list` does."""
+    if not values:
+        return "{}"
+    try:
+        texts = [
+            f"{_SHOW[str](name)}: {_SHOW[type(value)](value)}" for name, value in values.items()
+        ]
+    except KeyError:
+        return None
+    shown = "{" + ", ".join(texts) + "}"
     return shown if len(shown) < longest else None
 
 
@@ -460,17 +428,50 @@ _SHOW: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _loaded(text: str, name: str, kind: type, word: str) -> Any:
-    # Without what json.loads does around it, for text without white space around it.
-    try:
-        loaded, end = _scan(text, 0)
-    except StopIteration:
-        end = -1
-    if end != len(text):
-        loaded = json.loads(text)
-    if not isinstance(loaded, kind):
-        raise DelayError(f"{name} must be a JSON {word}, got {text!r}")
-    return loaded
+def _args(texts: Sequence[str | None]) -> Sequence[list[Any]]:
+    """Return the positional arguments of calls."""
+    return _loaded(texts, "args", list, "array")
+
+
+def _kwargs(texts: Sequence[str | None]) -> Sequence[dict[str, Any]]:
+    """Return the keyword arguments of calls."""
+    return _loaded(texts, "kwargs", dict, "object")
+
+
+def headers_of(text: str | None) -> dict[str, Any] | None:
+    """Return the headers of a row; None if it has none.
+
+    :raises DelayError, ValueError: as :meth:`Call.send`, if they are no JSON object, or have a name
+        that the row sets.
+    """
+    if text is None:
+        return None
+    headers: dict[str, Any]
+    [headers] = _loaded([text], "headers", dict, "object")
+    for name in s.RESERVED_HEADERS:
+        if name in headers:
+            raise DelayError(f"headers has {name!r}, which is set by the row")
+    return headers
+
+
+def _loaded(texts: Sequence[str | None], name: str, kind: type, word: str) -> list[Any]:
+    """Read a column of JSON; an empty one for a row without."""
+    values = []
+    for text in texts:
+        if text is None:
+            values.append(kind())
+            continue
+        # Without what json.loads does around it, for text without white space around it.
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            end = -1
+        if end != len(text):
+            value = json.loads(text)
+        if not isinstance(value, kind):
+            raise DelayError(f"{name} must be a JSON {word}, got {text!r}")
+        values.append(value)
+    return values
 
 
 def _time(micros: int) -> datetime:

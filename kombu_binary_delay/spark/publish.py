@@ -15,10 +15,11 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -32,9 +33,10 @@ from kombu_binary_delay.ladder.ladder import Ladder
 from . import schema as s
 from .checks import check_number, check_whole
 from .columns import instant, readable
-from .compiled import COLUMNS, REASONS
+from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
-from .send import LOST, Sender, Sent, Target
+from .rows import COLUMNS, Rows
+from .send import LOST, Sender, Target
 from .staging import Staging
 from .tables import Place, append, existing, read
 
@@ -540,31 +542,37 @@ def _stored(receipts: DataFrame, part: DataFrame, job_id: str) -> dict[str, int]
 
 
 def receipts_of(
-    batch: pa.RecordBatch, rows: list[Sent], job_id: str, ladder: Ladder, task: tuple[int, int]
+    batch: pa.RecordBatch, sent: list[Rows], job_id: str, ladder: Ladder, task: tuple[int, int]
 ) -> pa.RecordBatch:
     """Return the receipts of a batch's rows, as far as they have an outcome, as a batch for Spark.
 
     The last column has the reason why ``send_task`` made a message, if it did.
 
+    :param sent: the first rows of the batch.
     :param task: the partition and the attempt of Spark's task.
     """
-    due = pa.array([sent.due for sent in rows], pa.int64())
-    at = pa.array([sent.published_at for sent in rows], pa.int64())
-    queue = pa.array([sent.queue for sent in rows], pa.string())
-    status = pa.array([sent.status for sent in rows], pa.string())
+
+    def column(values: Iterable[list[Any]], kind: pa.DataType) -> pa.Array:
+        return pa.array(list(chain.from_iterable(values)), kind)
+
+    batch = batch.slice(0, sum(map(len, sent)))
+    due = column((rows.due for rows in sent), pa.int64())
+    at = column((rows.published_at for rows in sent), pa.int64())
+    queue = column((rows.queue for rows in sent), pa.string())
+    status = column((rows.status for rows in sent), pa.string())
     columns = {
-        "job_id": pa.repeat(job_id, len(rows)),
+        "job_id": pa.repeat(job_id, len(batch)),
         **{name: batch.column(name) for name in ("key", "task_id", "task")},
         "queue": queue,
         "due": due.cast(_TIME),
         "published_at": at.cast(_TIME),
         "hops": pc.if_else(queue.is_valid(), _hops(ladder, due, at), None),
-        "partition": pa.repeat(pa.scalar(task[0], pa.int32()), len(rows)),
-        "attempt": pa.repeat(pa.scalar(task[1], pa.int32()), len(rows)),
+        "partition": pa.repeat(pa.scalar(task[0], pa.int32()), len(batch)),
+        "attempt": pa.repeat(pa.scalar(task[1], pa.int32()), len(batch)),
         "status": status,
-        "detail": pa.array([sent.detail for sent in rows], pa.string()),
+        "detail": column((rows.detail for rows in sent), pa.string()),
         "action": batch.column("action"),
-        _REASON: pa.array([sent.reason for sent in rows], pa.int32()),
+        _REASON: column((rows.reason for rows in sent), pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns).filter(status.is_valid())
 

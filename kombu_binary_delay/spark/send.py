@@ -14,11 +14,10 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import amqp
@@ -58,17 +57,16 @@ from kombu_binary_delay.wire.executor import is_deleted
 from kombu_binary_delay.wire.mechanism import TRANSPORT, mechanism_of
 
 from . import schema as s
-from .amend import writes
+from .amend import Amendment, writes
 from .checks import check_number
-from .compiled import COLUMNS, Call, Compiler, Kind, Made, Row
+from .compiled import CALLED, Call, Calls, Compiler, Kind, Made, headers_of
+from .rows import KindOf, Rows
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1000
 #: The headers of a message that supersedes others.
 _KEYED = {KEY, REPLACES}
-#: ``Row._make``, in less time.
-_row = partial(tuple.__new__, Row)
 #: The longest time for which an amendment waits for others to be recorded with, in seconds.
 _SOON = 1.0
 _STATUS = {CONFIRMED: s.PUBLISHED, RETURNED: s.RETURNED, NACKED: s.NACKED}
@@ -154,28 +152,8 @@ class Target:
         return milliseconds(self.transport_settings().amendments_max_age)
 
 
-class Sent:
-    """A row that is being sent, and the values of its receipt."""
-
-    __slots__ = ("asked", "detail", "due", "published_at", "queue", "reason", "row", "status")
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        #: The due time in the row, and when the message is due, with its jitter; None if there is
-        #: none, and before a countdown has begun.
-        self.asked = self.due = row.eta if row.countdown is None else None
-        #: When it was begun, or recorded; None before.
-        self.published_at: int | None = None
-        self.queue: str | None = None
-        self.status: str | None = None
-        self.detail: str | None = None
-        #: Why ``send_task`` made its message: an index in ``REASONS``; None if a template made it.
-        self.reason: int | None = None
-
-    @property
-    def action(self) -> str:
-        """What the row does."""
-        return self.row.action or s.PUBLISH
+#: Where a row is: its place among those of a batch.
+_At = tuple[Rows, int]
 
 
 @cache
@@ -199,7 +177,7 @@ class _Producer(kombu.Producer):
 
     batch: PublishBatch
     #: The row whose message comes next; None after it.
-    current: Sent | None = None
+    current: _At | None = None
     #: The messages that it is given to publish; None if they are not needed.
     made: list[Made] | None = None
     patience: float
@@ -237,15 +215,16 @@ class _Producer(kombu.Producer):
             made = dict(message.properties), Destination(exchange, routing_key), list(declare or ())
             self.made.append(Made(message.body, *made))
         self.declare(declare)
-        sent, self.current = self.current, None
-        if sent is None:
+        at, self.current = self.current, None
+        if at is None:
             # Celery's task-sent event. Often no queue receives it.
             self.batch.publish(message, exchange, routing_key, confirm_timeout=self.patience)
             return
-        sent.queue = f"{exchange}/{routing_key}" if exchange else routing_key
-        self.send(message, exchange, routing_key, sent)
+        rows, place = at
+        rows.queue[place] = f"{exchange}/{routing_key}" if exchange else routing_key
+        self.send(message, exchange, routing_key, at)
 
-    def send(self, message: Any, exchange: str, routing_key: str, sent: Sent) -> None:
+    def send(self, message: Any, exchange: str, routing_key: str, at: _At) -> None:
         """Publish the message of a row."""
         # Mandatory: a message without a destination is reported, not dropped. With a timeout: a
         # broker can be away without an error.
@@ -255,7 +234,7 @@ class _Producer(kombu.Producer):
             routing_key,
             mandatory=True,
             confirm_timeout=self.patience,
-            tag=sent,
+            tag=at,
         )
 
     def declare(self, entities: Iterable[Any]) -> None:
@@ -306,21 +285,18 @@ class _Producer(kombu.Producer):
 
 @dataclass
 class Sender:
-    """Sends rows, and returns each with its status when the broker has answered."""
+    """Sends rows, and returns them with their outcomes when the broker has answered."""
 
     target: Target
-    #: The first rows of the batch, and how many have begun; of these, those without a status are
+    #: The first rows of the batch, those that have begun; of these, those without a status are
     #: under way. After a lost connection, they are resent.
-    _rows: list[Sent] = field(default_factory=list)
-    _begun: int = 0
+    _begun: list[Rows] = field(default_factory=list)
     #: Of rows under way that the batch gave up: because of the row, or because of the connection.
     _given_up: list[Outcome] = field(default_factory=list)
-    #: Rows under way whose messages templates make, how many they are, and what was sent of them.
-    _of_kinds: dict[Kind, list[tuple[Sent, Call]]] = field(default_factory=dict)
-    _held: int = 0
-    _runs: list[tuple[list[Sent], Run]] = field(default_factory=list)
+    #: Messages that templates have made, and the places of their rows.
+    _runs: list[tuple[Rows, Sequence[int], Run]] = field(default_factory=list)
     #: Rows under way that are to be recorded as amendments.
-    _to_record: list[Sent] = field(default_factory=list)
+    _to_record: list[Amendment] = field(default_factory=list)
     _record_by: float = 0.0
     #: Until then, records that the broker refuses are written again.
     _insist_until: float = 0.0
@@ -329,12 +305,12 @@ class Sender:
 
     def send(
         self, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[tuple[pa.RecordBatch, list[Sent]]]:
+    ) -> Iterator[tuple[pa.RecordBatch, list[Rows]]]:
         """Send rows in their order; yield each batch with its rows when they have an outcome.
 
-        :param batches: rows with the columns of :class:`Row`.
+        :param batches: rows with the columns of :class:`.Row`.
         :raises OperationalError: if the broker is unreachable for longer than the patience. The
-            rows of the batch have been yielded by then, those without an outcome, too.
+            first rows of the batch have been yielded by then, some of them without an outcome.
         """
         self._app = self.target.application()
         self._jitter = self.target.transport_settings().jitter
@@ -346,13 +322,13 @@ class Sender:
         pace = _Pace(self.target.rate)
         try:
             for batch in batches:
-                self._rows, self._begun, rows = [], 0, map(Sent, _rows_of(batch))
+                self._begun = []
                 try:
-                    self._send_all(rows, pace)
+                    self._send_all(batch, pace)
                 except LOST:
-                    yield batch, [*self._rows, *rows]
+                    yield batch, self._begun
                     raise
-                yield batch, self._rows
+                yield batch, self._begun
         except BaseException as exc:
             # An interrupt must not wait for the broker, either.
             lost = *_lost(), BinaryDelayError
@@ -361,139 +337,160 @@ class Sender:
         finally:
             self._disconnect()
 
-    def _send_all(self, rows: Iterable[Sent], pace: _Pace) -> None:
-        for sent in rows:
-            self._rows.append(sent)
-            if self._to_record or pace.is_limited:
-                # Cancellations are a thousand to a message.
-                is_paced = sent.row.action != s.CANCEL
-                rest = pace.rest() if is_paced else 0.0
-                if self._to_record and time.monotonic() + rest > self._record_by:
-                    self._try(self._record)
-                if is_paced:
-                    pace.wait()
-            self._begun += 1
+    def _send_all(self, batch: pa.RecordBatch, pace: _Pace) -> None:
+        # A few at once are still in the processor's cache when they are sent.
+        for begin in range(0, batch.num_rows, self._window):
+            rows = Rows(batch.slice(begin, self._window))
+            # Cancellations are a thousand to a message.
+            messages = sum(action != s.CANCEL for action in rows.actions)
+            if self._to_record and time.monotonic() + pace.rest(messages) > self._record_by:
+                self._try(self._record)
+            pace.wait(messages)
+            self._begun.append(rows)
             try:
-                self._send(sent)
+                self._send(rows, range(len(rows)))
             except _lost() as exc:
                 self._recover(exc)
             if self._given_up:
                 self._finish_given_up()
         self._try(self._flush)
 
-    # -- one message ---------------------------------------------------------------------------
+    # -- some messages -------------------------------------------------------------------------
 
-    def _send(self, sent: Sent) -> None:
-        if sent.action != s.PUBLISH:
-            self._amend(sent)
-            return
-        while True:
-            sent.published_at = now = time.time_ns() // 1000
+    def _send(self, rows: Rows, places: Sequence[int]) -> None:
+        actions, headers, kinds = rows.actions, rows["headers"], rows.kinds
+        of_kinds: dict[KindOf, list[int]] = {}
+        now = time.time_ns() // 1000
+        for place in places:
+            if actions[place] != s.PUBLISH:
+                self._amend(rows, place)
+                continue
+            rows.published_at[place] = now
             try:
-                self._publish(sent, now)
+                if rows.asked[place] is None:
+                    rows.begin(place, now)
+                if self._jitter or headers[place] is not None:
+                    self._look_into(rows, place)
+            except _ROW_ERRORS as exc:
+                self._refuse(rows, place, exc)
+            else:
+                of_kinds.setdefault(kinds[place], []).append(place)
+        for kind, of_kind in of_kinds.items():
+            self._publish(kind, rows, of_kind)
+
+    def _look_into(self, rows: Rows, place: int) -> None:
+        """Read a row's headers, and find when its message is due."""
+        headers = rows.headers[place] = headers_of(rows["headers"][place])
+        # As the transport does, by the same headers.
+        jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
+        rows.due[place] = rows.asked[place] + spread(rows["task_id"][place], jitter)
+
+    def _publish(self, kind: KindOf, rows: Rows, places: list[int]) -> None:
+        """Publish messages of one kind."""
+        known, of_templates = self._compiler.known(kind), dict[Kind, list[int]]()
+        for place in places:
+            way, headers, expires = known, rows.headers[place], rows["expires"][place]
+            if (headers or expires is not None) and not isinstance(known, int):
+                try:
+                    way = self._compiler.way_of(known, headers, expires)
+                except _ROW_ERRORS as exc:
+                    self._refuse(rows, place, exc)
+                    continue
+            if isinstance(way, Kind) and _KEYED.isdisjoint(headers or ()):
+                of_templates.setdefault(way, []).append(place)
+                continue
+            self._publish_alone(rows, place, way)
+            # It may have been learnt from this one.
+            known = self._compiler.known(kind)
+        for template, of_template in of_templates.items():
+            self._fill(template, rows, of_template)
+
+    def _publish_alone(self, rows: Rows, place: int, known: Kind | int | None) -> None:
+        """Publish a message that no template makes, or with a record of what it supersedes."""
+        call = Call(rows.row(place), rows.asked[place], rows.headers[place])
+        while True:
+            try:
+                producer = self._connected()
+                if isinstance(known, Kind):
+                    run = self._run(known, rows, [place])
+                    message = amqp.Message(run.bodies[0])
+                    message.properties = run.read(0)
+                    producer.send(message, *run.template.destination, (rows, place))
+                    return
+                producer.current, rows.reason[place] = (rows, place), known
+                self._compiler.publish(producer, call, known)
+                # Celery ignores an error that ends the batch while it takes an event.
+                producer.batch.check()
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
                 # It has a key, or replaces another.
                 if isinstance(exc, AmendmentError) and self._waits_for_streams():
                     continue
-                self._refuse(sent, exc)
-            break
-        if self._held >= self._window:
-            self._send_held()
-
-    def _publish(self, sent: Sent, now: int) -> None:
-        row = sent.row
-        if sent.asked is None:
-            if row.countdown is None:
-                raise DelayError("neither eta nor countdown")
-            # It starts here, and has the precision of a float.
-            sent.asked = sent.due = now + round(row.countdown * 1_000_000)
-        headers = row.loaded_headers()
-        if self._jitter or headers:
-            # As the transport does, by the same headers.
-            jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
-            sent.due = sent.asked + spread(row.task_id, jitter)
-        call = Call(row, sent.asked, headers)
-        known = self._compiler.known(call)
-        if isinstance(known, Kind) and not (headers and _KEYED & headers.keys()):
-            self._of_kinds.setdefault(known, []).append((sent, call))
-            self._held += 1
+                self._refuse(rows, place, exc)
             return
-        producer = self._connected()
-        if isinstance(known, Kind):
-            # Alone, since its record is to be written, too.
-            run = self._run(known, [(sent, call)])
-            message = amqp.Message(run.bodies[0])
-            message.properties = run.read(0)
-            producer.send(message, *run.template.destination, sent)
-            return
-        producer.current, sent.reason = sent, known
-        self._compiler.publish(producer, call, known)
-        # Celery ignores an error that ends the batch while it takes an event.
-        producer.batch.check()
 
-    def _run(self, kind: Kind, calls: list[tuple[Sent, Call]]) -> Run:
+    def _run(self, kind: Kind, rows: Rows, places: Sequence[int]) -> Run:
         """Return messages of a kind, which are then ready to be published."""
         producer = self._connected()
         producer.declare(kind.declare)
-        run = kind.fill([call for _, call in calls])
-        for sent, _ in calls:
-            sent.queue = kind.place
+        columns = [*(rows[name] for name in CALLED), rows.asked, rows.headers]
+        if len(places) < len(rows):
+            columns = [[column[place] for place in places] for column in columns]
+        run = kind.fill(Calls(*columns))
+        for place in places:
+            rows.queue[place] = kind.place
             if kind.on_call is not None:
-                kind.on_call(producer, sent.row.task_id)
+                kind.on_call(producer, rows["task_id"][place])
         return run
 
-    def _send_held(self) -> None:
-        """Send the messages that templates make."""
-        of_kinds, self._of_kinds, self._held = self._of_kinds, {}, 0
-        for kind, calls in of_kinds.items():
-            self._fill(kind, calls)
-
-    def _fill(self, kind: Kind, calls: list[tuple[Sent, Call]]) -> None:
+    def _fill(self, kind: Kind, rows: Rows, places: Sequence[int]) -> None:
+        """Publish messages that a template makes."""
         try:
-            run = self._run(kind, calls)
+            run = self._run(kind, rows, places)
         except UnconfirmedError:
             raise
         except _ROW_ERRORS as exc:
-            if len(calls) == 1:
-                self._refuse(calls[0][0], exc)
+            if len(places) == 1:
+                self._refuse(rows, places[0], exc)
                 return
-            for one in calls:
-                self._fill(kind, [one])
+            for place in places:
+                self._fill(kind, rows, [place])
             return
-        self._runs.append(([sent for sent, _ in calls], run))
+        self._runs.append((rows, places, run))
         producer = self._connected()
         producer.batch.fill(run, mandatory=True, confirm_timeout=producer.patience)
         # Soon, so that the processor's cache has what is worked on, and not what is done.
-        while self._runs and None not in self._runs[0][1].states:
+        while self._runs and None not in self._runs[0][-1].states:
             self._take(*self._runs.pop(0))
 
-    def _refuse(self, sent: Sent, error: Exception) -> None:
+    def _refuse(self, rows: Rows, place: int, error: Exception) -> None:
         """Say why a row cannot be published, unless it can be once the broker is back."""
         if isinstance(error, kombu.exceptions.OperationalError):
             raise error
         self._end_if_unanswered(error)
-        self._finish(sent, s.REFUSED, str(error) or type(error).__name__)
+        self._finish(rows, place, s.REFUSED, str(error) or type(error).__name__)
 
-    def _take(self, sents: list[Sent], run: Run, *, is_connected: bool = True) -> None:
+    def _take(
+        self, rows: Rows, places: Sequence[int], run: Run, *, is_connected: bool = True
+    ) -> None:
         """Take the outcomes of messages that a template has made.
 
         :param is_connected: whether the connection works: each message that was given up had its
             own reason then.
         """
-        for place, (sent, state) in enumerate(zip(sents, run.states, strict=True)):
+        for number, (place, state) in enumerate(zip(places, run.states, strict=True)):
             if state == CONFIRMED:
-                sent.status = s.PUBLISHED
+                rows.status[place] = s.PUBLISHED
             elif state in _STATUS or (is_connected and state is not None):
-                _, text = run.replies[place]
+                _, text = run.replies[number]
                 status = _STATUS.get(state) or _STATUS_OF_GIVEN_UP[state]
-                self._finish(sent, status, text or None)
+                self._finish(rows, place, status, text or None)
 
-    def _amend(self, sent: Sent) -> None:
+    def _amend(self, rows: Rows, place: int) -> None:
         if not self._to_record:
             self._record_by = time.monotonic() + _SOON
-        self._to_record.append(sent)
+        self._to_record.append(Amendment(rows.row(place), (rows, place)))
         if len(self._to_record) >= WINDOW:
             self._record()
 
@@ -509,15 +506,16 @@ class Sender:
                 self._end_if_unanswered(exc)
             else:
                 status, detail = s.RECORDED, ""
-            for sent in group:
+            for _, (rows, place) in group:
                 # The amendment holds for what is delivered from now on.
-                sent.published_at = time.time_ns() // 1000
-                self._finish(sent, status, detail or None)
+                rows.published_at[place] = time.time_ns() // 1000
+                self._finish(rows, place, status, detail or None)
 
     def _end_if_unanswered(self, error: BaseException) -> None:
-        mechanism = None
-        if self._connection.connected:
-            mechanism = mechanism_of(self._connection.connection)
+        connection = self._connection
+        if connection is None or not connection.connected:
+            return
+        mechanism = mechanism_of(connection.connection)
         if mechanism is not None:
             mechanism.amendments.end_if_unanswered(error)
 
@@ -541,7 +539,6 @@ class Sender:
         return True
 
     def _flush(self) -> None:
-        self._send_held()
         if self._to_record:
             self._record()
         if self._producer is not None:
@@ -549,16 +546,16 @@ class Sender:
             while self._runs:
                 self._take(*self._runs.pop(0))
 
-    def _finish(self, sent: Sent, status: str, detail: str | None = None) -> None:
-        sent.status, sent.detail = status, detail
+    def _finish(self, rows: Rows, place: int, status: str, detail: str | None = None) -> None:
+        rows.status[place], rows.detail[place] = status, detail
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        sent: Sent | None = outcome.tag
-        if sent is None:
+        if outcome.tag is None:
             # One of Celery's events: its outcome does not matter.
             return
         if outcome.state in _STATUS:
-            self._finish(sent, _STATUS[outcome.state], outcome.reply_text or None)
+            rows, place = outcome.tag
+            self._finish(rows, place, _STATUS[outcome.state], outcome.reply_text or None)
         else:
             self._given_up.append(outcome)
 
@@ -572,14 +569,20 @@ class Sender:
         if self._given_up:
             self._finish_given_up()
 
-    def _under_way(self) -> list[Sent]:
-        return [sent for sent in self._rows[: self._begun] if sent.status is None]
+    def _under_way(self) -> list[tuple[Rows, list[int]]]:
+        under_way = (
+            (rows, [place for place, status in enumerate(rows.status) if status is None])
+            for rows in self._begun
+            if None in rows.status
+        )
+        return list(under_way)
 
     def _finish_given_up(self) -> None:
         # The connection works, so each row that was given up had its own reason.
         given_up, self._given_up = self._given_up, []
         for outcome in given_up:
-            self._finish(outcome.tag, _STATUS_OF_GIVEN_UP[outcome.state], outcome.reply_text)
+            rows, place = outcome.tag
+            self._finish(rows, place, _STATUS_OF_GIVEN_UP[outcome.state], outcome.reply_text)
 
     def _recover(self, cause: BaseException) -> None:
         """Reconnect and resend the rows under way, until all of them have an answer."""
@@ -587,17 +590,19 @@ class Sender:
         while True:
             self._disconnect(lost=not _is_refusal(cause))
             # Without those that have got an answer until then.
-            held = self._under_way()
-            logger.warning("%s messages are to be sent again: %s", len(held), cause)
+            under_way = self._under_way()
+            count = sum(len(places) for _, places in under_way)
+            logger.warning("%s messages are to be sent again: %s", count, cause)
             try:
-                for sent in held:
-                    if _is_refusal(cause):
-                        self._send_alone(sent)
-                    else:
-                        self._send(sent)
+                for rows, places in under_way:
+                    if not _is_refusal(cause):
+                        self._send(rows, places)
+                        continue
+                    for place in places:
+                        self._send_alone(rows, place)
                 self._flush()
             except _lost() as exc:
-                if len(self._under_way()) < len(held):
+                if sum(len(places) for _, places in self._under_way()) < count:
                     deadline = time.monotonic() + self.target.patience
                 if time.monotonic() > deadline:
                     raise
@@ -606,15 +611,15 @@ class Sender:
             else:
                 return
 
-    def _send_alone(self, sent: Sent) -> None:
+    def _send_alone(self, rows: Rows, place: int) -> None:
         """Send one row alone, to find out whether the broker closes the channel because of it."""
         try:
-            self._send(sent)
+            self._send(rows, [place])
             self._flush()
         except UnconfirmedError as exc:
             if not _is_refusal(exc):
                 raise
-            self._finish(sent, s.REFUSED, str(exc.__cause__))
+            self._finish(rows, place, s.REFUSED, str(exc.__cause__))
             self._disconnect()
         else:
             self._finish_given_up()
@@ -643,8 +648,6 @@ class Sender:
         connection, self._connection = self._connection, None
         # They are still under way.
         self._to_record.clear()
-        self._of_kinds.clear()
-        self._held = 0
         if lost and connection is not None and connection.connected:
             # A broker that confirms nothing does not answer a close either.
             connection.connection.collect()
@@ -663,21 +666,17 @@ class _Pace:
     """Limits the rate per second, without a burst after a pause."""
 
     def __init__(self, rate: float | None) -> None:
-        self.is_limited = rate is not None
         self._gap = 0.0 if rate is None else 1 / rate
         self._next = time.monotonic()
 
-    def rest(self) -> float:
-        """Return for how long to wait before the next, in seconds."""
-        return max(0.0, self._next - time.monotonic()) if self.is_limited else 0.0
+    def rest(self, messages: int) -> float:
+        """Return for how long to wait before so many, in seconds."""
+        return max(0.0, self._next - time.monotonic()) if messages and self._gap else 0.0
 
-    def wait(self) -> None:
-        if not self.is_limited:
-            return
-        now = time.monotonic()
-        if now < self._next:
-            time.sleep(self._next - now)
-        self._next = max(self._next, now - 0.1) + self._gap
+    def wait(self, messages: int) -> None:
+        if messages and self._gap:
+            time.sleep(self.rest(messages))
+            self._next = max(self._next, time.monotonic() - 0.1) + self._gap * messages
 
 
 def _lost() -> tuple[type[BaseException], ...]:
@@ -696,18 +695,3 @@ LOST = (*_lost(), amqp.AMQPError, OSError)
 def _is_refusal(exc: BaseException) -> bool:
     """Return whether the broker closed only the channel, because of a message's properties."""
     return isinstance(exc.__cause__, amqp.ChannelError)
-
-
-def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield the rows of a batch."""
-    # A few at once are still in the processor's cache when they are sent.
-    for begin in range(0, batch.num_rows, WINDOW):
-        part = batch.slice(begin, WINDOW)
-        columns: list[Iterable[Any]] = []
-        for name in COLUMNS:
-            columns.append(repeat(None, part.num_rows))
-            if name in part.schema.names:
-                column = part.column(name)
-                if column.null_count < len(column):
-                    columns[-1] = column.to_pylist()
-        yield from map(_row, zip(*columns, strict=True))

@@ -25,9 +25,9 @@ from kombu_binary_delay.ladder.ladder import hops
 from kombu_binary_delay.publishing.way_out import WayOut
 from kombu_binary_delay.spark import schema as s
 from kombu_binary_delay.spark import send as sending
-from kombu_binary_delay.spark.compiled import Row
 from kombu_binary_delay.spark.publish import receipts_of
-from kombu_binary_delay.spark.send import _PAUSE, Sender, Sent, Target, _Producer
+from kombu_binary_delay.spark.rows import COLUMNS, Rows
+from kombu_binary_delay.spark.send import _PAUSE, Sender, Target, _Producer
 from tests.starting import take_away
 from tests.waits import wait_until
 
@@ -51,14 +51,28 @@ def batches(rows, size=10_000):
     """Yield rows as Spark does."""
     kinds = {"eta": pa.int64(), "due": pa.int64(), "expires": pa.int64(), "priority": pa.int32()}
     kinds["countdown"] = pa.float64()
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in Row._fields])
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
     rows = iter(rows)
     while part := list(islice(rows, size)):
         yield pa.RecordBatch.from_pylist(part, schema)
 
 
+def outcomes_of(parts):
+    """Return what is known of each row, as an object."""
+    names = ("due", "published_at", "queue", "status", "detail")
+    return [
+        SimpleNamespace(
+            task_id=rows["task_id"][place],
+            action=rows.actions[place],
+            **{name: getattr(rows, name)[place] for name in names},
+        )
+        for rows in parts
+        for place in range(len(rows))
+    ]
+
+
 def sent_by(sender, rows, size=10_000):
-    return [outcome for _, part in sender.send(batches(rows, size)) for outcome in part]
+    return [one for _, parts in sender.send(batches(rows, size)) for one in outcomes_of(parts)]
 
 
 def take(vhost, queue, transport="pyamqp"):
@@ -98,7 +112,7 @@ def test_a_break_that_a_declaration_notices_leaves_no_row_without_a_word(vhost, 
 
     sent = send(vhost, rows)
 
-    assert sorted((outcome.row.task_id, outcome.status) for outcome in sent) == [
+    assert sorted((outcome.task_id, outcome.status) for outcome in sent) == [
         (str(number), s.PUBLISHED) for number in range(6)
     ]
 
@@ -147,13 +161,15 @@ def test_a_delayed_message_waits_and_comes_as_it_was(vhost):
 def test_a_receipt_has_the_queues_in_which_a_message_waits():
     ladder = Target(settings={"radix": 10, "levels": 5, "tick": 250}).ladder()
     delays = [0, 1, 249_999, 250_000, 250_001, 2_500_000, 1_234_567_890, -5]
-    rows = [Sent(Row(f"{n}", eta=MICROS + delay)) for n, delay in enumerate(delays)]
-    for sent in rows:
-        sent.published_at, sent.queue, sent.status = MICROS, "q", s.PUBLISHED
-    rows[1].status = rows[2].queue = None
-    [batch] = batches([{"task_id": sent.row.task_id} for sent in rows])
-    batch = batch.append_column("key", pa.nulls(len(rows), pa.string()))
-    receipts = receipts_of(batch, rows, "j", ladder, (3, 1)).to_pylist()
+    ids = [{"task_id": f"{n}", "eta": MICROS + delay} for n, delay in enumerate(delays)]
+    [batch] = batches(ids)
+    batch = batch.append_column("key", pa.nulls(len(ids), pa.string()))
+    parts = [Rows(batch.slice(0, 3)), Rows(batch.slice(3))]
+    for rows in parts:
+        rows.published_at = [MICROS] * len(rows)
+        rows.queue, rows.status = ["q"] * len(rows), [s.PUBLISHED] * len(rows)
+    parts[0].status[1] = parts[0].queue[2] = None
+    receipts = receipts_of(batch, parts, "j", ladder, (3, 1)).to_pylist()
     waited = {row["task_id"]: row["hops"] for row in receipts}
     expected = {f"{n}": hops(ladder.digits(max(d, 0) / 1000)) for n, d in enumerate(delays)}
     del expected["1"]
@@ -176,9 +192,7 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         # The first messages of a kind prove the template that makes the others.
         for number, headers in enumerate([None] * 4 + ['{"x-delay-jitter": 0}'] * 4)
     ]
-    sent = {
-        outcome.row.task_id: outcome for outcome in send(vhost, rows, settings={"jitter": 2000})
-    }
+    sent = {outcome.task_id: outcome for outcome in send(vhost, rows, settings={"jitter": 2000})}
     arrived: dict[str, int | None] = {}
     while len(arrived) < len(rows):
         headers = wait_until(lambda: take(vhost, "celery")).headers
@@ -215,14 +229,12 @@ def test_what_cannot_be_sent_is_refused_and_the_next_goes_out(vhost, row, words)
     bad = {"task": "t", "task_id": "bad", "eta": MICROS, **row}
     good = [{"task": "t", "task_id": f"good {number}", "eta": MICROS} for number in range(2)]
     sent = send(vhost, [good[0], bad, good[1]])
-    assert sorted((outcome.row.task_id, outcome.status) for outcome in sent) == [
+    assert sorted((outcome.task_id, outcome.status) for outcome in sent) == [
         ("bad", s.REFUSED),
         ("good 0", s.PUBLISHED),
         ("good 1", s.PUBLISHED),
     ]
-    assert words in next(
-        outcome.detail for outcome in sent if outcome.row.task_id == bad["task_id"]
-    )
+    assert words in next(outcome.detail for outcome in sent if outcome.task_id == bad["task_id"])
 
 
 def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goes_out(vhost):
@@ -238,7 +250,7 @@ def test_a_queue_that_stands_otherwise_is_named_with_the_remedy_and_the_rest_goe
         }
         for number in range(6)
     ]
-    sent = {outcome.row.task_id: outcome for outcome in send(vhost, rows)}
+    sent = {outcome.task_id: outcome for outcome in send(vhost, rows)}
     assert [sent[f"{number}"].status for number in range(6)] == [s.PUBLISHED, s.REFUSED] * 3
     assert "inequivalent arg 'x-queue-type' for queue 'mail'" in sent["1"].detail
     assert "name by app the application that has it" in sent["1"].detail
@@ -270,7 +282,7 @@ def test_a_queue_whose_node_is_down_is_waited_for_and_is_used_when_it_is_back(
         start_other.start()
         yield {**row, "task_id": "3", "queue": "post"}
 
-    sent = {outcome.row.task_id: outcome for outcome in send(vhost, rows(), size=1)}
+    sent = {outcome.task_id: outcome for outcome in send(vhost, rows(), size=1)}
 
     assert [sent[id_].status for id_ in "23"] == [s.PUBLISHED] * 2
     if is_patient:
@@ -345,7 +357,7 @@ def test_an_event_that_says_that_a_task_was_sent_is_no_outcome_of_the_task(vhost
     lost = {"task": "lost", "task_id": "lost", "countdown": 60.0}
     sent = send(vhost, [lost, *rows], app="events_of_this_test:app")
     # Nobody listens to events.
-    assert sorted((outcome.row.task_id, outcome.status, outcome.queue) for outcome in sent) == [
+    assert sorted((outcome.task_id, outcome.status, outcome.queue) for outcome in sent) == [
         *((f"{number}", s.PUBLISHED, "celery") for number in range(3)),
         ("lost", s.REFUSED, None),
     ]
@@ -359,7 +371,7 @@ def test_a_row_that_ends_the_channel_amid_events_takes_no_other_along(vhost, mon
     rows[10]["expires"] = micros(1e10)
     sent = send(vhost, rows, app="events_of_this_test:app")
 
-    assert [outcome.row.task_id for outcome in sent if outcome.status != s.PUBLISHED] == ["10"]
+    assert [outcome.task_id for outcome in sent if outcome.status != s.PUBLISHED] == ["10"]
     came = set()
     with Connection(vhost.url) as connection:
         queue = Queue("celery")(connection.default_channel)
@@ -409,7 +421,7 @@ def test_a_broker_that_confirms_nothing_ends_the_sending(own_broker, vhost, monk
         sender = Sender(Target(vhost.url, patience=30, settings={"radix": 2}))
         parts = sender.send(batches(rows, 1))
         if s.CANCEL in actions:
-            _, [refused] = next(parts)
+            [refused] = outcomes_of(next(parts)[1])
             assert "RabbitMQ did not answer within 2 s" in str(refused.detail)
         if s.PUBLISH in actions:
             with pytest.raises(UnconfirmedError, match="not all confirms came within 30 s"):
@@ -437,7 +449,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
         (s.PUBLISH, s.PUBLISHED),
         (s.CANCEL, s.RECORDED),
     }
-    assert len({(outcome.action, outcome.row.task_id) for outcome in sent}) == len(sent) == 3000
+    assert len({(outcome.action, outcome.task_id) for outcome in sent}) == len(sent) == 3000
     with Connection(vhost.url, transport=OURS) as connection:
         connection.connect()
         amendments = connection.connection.delay_mechanism.amendments
@@ -453,7 +465,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_what_it_had_not_confirmed(o
 
 def amended(vhost, rows, **target):
     rows = [{"task_id": id_, "action": action, "eta": eta} for id_, action, eta in rows]
-    return {outcome.row.task_id: outcome for outcome in send(vhost, rows, **target)}
+    return {outcome.task_id: outcome for outcome in send(vhost, rows, **target)}
 
 
 @pytest.fixture
@@ -546,8 +558,7 @@ def test_a_cancellation_is_there_before_each_due_time_that_is_known(
 def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_out(vhost):
     rows = [{"task_id": "a", "action": s.CANCEL}, {"task": "t", "task_id": "b", "eta": MICROS}]
     sent = {
-        outcome.row.task_id: outcome
-        for outcome in send(vhost, rows, settings={"amendments": False})
+        outcome.task_id: outcome for outcome in send(vhost, rows, settings={"amendments": False})
     }
     assert {name: outcome.status for name, outcome in sent.items()} == {
         "a": s.REFUSED,
@@ -609,7 +620,7 @@ def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vho
 
     monkeypatch.setattr(Amendments, "write", refuses)
     # So slow, each is recorded while the next one is published.
-    sent = {outcome.row.task_id: outcome for outcome in send(vhost, keyed(*"abc"), rate=10)}
+    sent = {outcome.task_id: outcome for outcome in send(vhost, keyed(*"abc"), rate=10)}
     assert {name: outcome.status for name, outcome in sent.items()} == dict.fromkeys(
         "abc", s.PUBLISHED
     )

@@ -18,7 +18,16 @@ from kombu.transport.pyamqp import Channel
 from kombu_binary_delay.ladder.address import Destination
 from kombu_binary_delay.publishing.frames import encode
 from kombu_binary_delay.spark import compiled
-from kombu_binary_delay.spark.compiled import REASONS, Call, Compiler, Kind, Made, Row
+from kombu_binary_delay.spark.compiled import (
+    REASONS,
+    Call,
+    Calls,
+    Compiler,
+    Kind,
+    Made,
+    headers_of,
+)
+from kombu_binary_delay.spark.rows import Row
 from kombu_binary_delay.spark.send import _Producer
 
 
@@ -69,7 +78,7 @@ class Recorder(_Producer):
 
 def fill(producer, kind, call):
     """Publish a message of a kind, as a sender does."""
-    run = kind.fill([call])
+    run = kind.fill(Calls.of(call))
     if kind.on_call is not None:
         kind.on_call(producer, call.row.task_id)
     [body], [written] = run.bodies, run.template.encode(run, slice(1), [None], run.further)
@@ -82,7 +91,9 @@ def by_templates(app):
     compiler = Compiler(app)
 
     def publish(producer, call):
-        known = compiler.known(call)
+        known = compiler.known(call.row.kind)
+        if not isinstance(known, int):
+            known = compiler.way_of(known, call.headers, call.row.expires)
         if isinstance(known, Kind):
             return fill(producer, known, call)
         compiler.publish(producer, call, known)
@@ -178,7 +189,7 @@ def call(task_id, due, **given):
         for name, value in given.items()
     }
     row = Row(task_id, "shop.remind", **columns)
-    return Call(row, due, row.loaded_headers())
+    return Call(row, due, headers_of(row.headers))
 
 
 def call_of(row, given, asked):
