@@ -145,10 +145,13 @@ def messages(df: DataFrame) -> DataFrame:
     return df.where(action_of(df) == s.PUBLISH)
 
 
-def readable(text: Column) -> Column:
-    """Return text with U+FFFD in place of what is not UTF-8; Spark does not check its strings."""
+def readable(text: str) -> str:
+    """Return text with U+FFFD in place of what is not UTF-8; Spark does not check its strings.
+
+    :param text: an expression of Spark's SQL, as what is returned.
+    """
     # Java replaces it as it reads the text. Spark 4 refuses to decode it as UTF-8.
-    return F.decode(F.encode(text, "UTF-16BE"), "UTF-16BE")
+    return f"decode(encode({text}, 'UTF-16BE'), 'UTF-16BE')"
 
 
 def tried(df: DataFrame, column: str, kind: str) -> Column:
@@ -183,6 +186,11 @@ def unread_reason(df: DataFrame) -> Column:
 def quoted(name: str) -> str:
     """Return a name as Spark's SQL has it, whatever it contains."""
     return "`{}`".format(name.replace("`", "``"))
+
+
+def literal(text: str) -> str:
+    """Return a text as Spark's SQL has it, whatever it contains."""
+    return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def instant(time: datetime) -> Column:

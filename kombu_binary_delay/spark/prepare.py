@@ -24,6 +24,7 @@ from .columns import (
     check_needed,
     has,
     kind_of,
+    literal,
     named,
     readable,
     seconds_of,
@@ -146,73 +147,78 @@ def prepare(
 
 def _reason(ladder: Ladder, past: str, horizon: float | None, now: int) -> Column:
     """Return why a row is rejected, whatever the others are; null if it is not."""
-    key, eta, countdown = F.col("key"), F.col("eta"), F.col("countdown")
     longest = ladder.maximum * 1000
     longer = f"longer than the ladder {ladder.name}"
+    # In Spark's SQL, a call of the JVM for all of them: as columns, they take a thousand.
     reasons = {
-        _NO_KEY: key.isNull(),
-        "no task is named": F.coalesce(F.trim("task"), F.lit("")) == "",
-        "neither eta nor countdown": eta.isNull() & countdown.isNull(),
-        "both eta and countdown": eta.isNotNull() & countdown.isNotNull(),
-        "countdown is not a number of seconds": countdown.isNotNull()
-        & ~F.coalesce(F.abs(countdown) < 1e12, F.lit(False)),
-        "eta is not a time": _is_unread("eta"),
-        "expires is not a time": _is_unread("expires"),
-        _YEARS: ~F.col("due").between(_DUE_FIRST, LAST),
-        "expires outside of the years 1900 to 9999": ~_is_unread("expires")
-        & ~F.col("expires").between(FIRST, LAST),
-        "args is not a JSON array": F.col("args").isNotNull()
-        & F.json_array_length("args").isNull(),
-        "kwargs is not a JSON object": F.col("kwargs").isNotNull()
-        & F.json_object_keys("kwargs").isNull(),
-        "headers is not a JSON object": F.col("headers").isNotNull()
-        & F.json_object_keys("headers").isNull(),
-        "priority is not a whole number from 0 to 255": F.col("priority") == _NONE,
+        _NO_KEY: "key IS NULL",
+        "no task is named": "coalesce(trim(task), '') = ''",
+        "neither eta nor countdown": "eta IS NULL AND countdown IS NULL",
+        "both eta and countdown": "eta IS NOT NULL AND countdown IS NOT NULL",
+        "countdown is not a number of seconds": "countdown IS NOT NULL "
+        "AND NOT coalesce(abs(countdown) < 1e12, false)",
+        "eta is not a time": f"eta = {_UNREAD}",
+        "expires is not a time": f"expires = {_UNREAD}",
+        _YEARS: f"due NOT BETWEEN {_DUE_FIRST} AND {LAST}",
+        "expires outside of the years 1900 to 9999": f"expires != {_UNREAD} "
+        f"AND expires NOT BETWEEN {FIRST} AND {LAST}",
+        "args is not a JSON array": "args IS NOT NULL AND json_array_length(args) IS NULL",
+        **{
+            f"{name} is not a JSON object": f"{name} IS NOT NULL "
+            f"AND json_object_keys({name}) IS NULL"
+            for name in ("kwargs", "headers")
+        },
+        "priority is not a whole number from 0 to 255": f"priority = {_NONE}",
         # Not the difference, which may overflow 64 bits.
-        longer: ~F.col("later") & (F.col("due") > now + longest),
-        f"due longer ago than the ladder {ladder.name} reaches": F.col("due") < now - longest,
-        "expires before it is due": ~_is_unread("expires") & (F.col("expires") < F.col("due")),
-        "both queue and exchange": F.col("queue").isNotNull() & F.col("exchange").isNotNull(),
+        longer: f"NOT later AND due > {now + longest}",
+        f"due longer ago than the ladder {ladder.name} reaches": f"due < {now - longest}",
+        "expires before it is due": f"expires != {_UNREAD} AND expires < due",
+        "both queue and exchange": "queue IS NOT NULL AND exchange IS NOT NULL",
+        **{
+            f"{name} is longer than {s.LONGEST_NAME} bytes": f"octet_length({name}) "
+            f"> {s.LONGEST_NAME}"
+            for name in _NAMES
+        },
+        **{
+            f"headers has {name!r}, which is set by the row": "array_contains("
+            f"json_object_keys(headers), {literal(name)})"
+            for name in s.RESERVED_HEADERS
+        },
     }
-    for name in _NAMES:
-        is_long = F.octet_length(name) > s.LONGEST_NAME
-        reasons[f"{name} is longer than {s.LONGEST_NAME} bytes"] = is_long
-    names = F.json_object_keys("headers")
-    for name in s.RESERVED_HEADERS:
-        reasons[f"headers has {name!r}, which is set by the row"] = F.array_contains(names, name)
     if horizon is not None:
         # A countdown starts again with each run, so the row would always be left for a later one.
-        beyond = countdown.isNotNull() & eta.isNull() & F.col("later")
+        beyond = "countdown IS NOT NULL AND eta IS NULL AND later"
         reasons["countdown is longer than the horizon, in every run anew; give eta"] = beyond
+    is_past = {"due in the past": f"due <= {now}"}
     if past == "reject":
-        reasons["due in the past"] = F.col("due") <= now
-    action = F.col("action")
+        reasons |= is_past
     of_action = {
         s.PUBLISH: reasons,
         s.CANCEL: {_NO_KEY: reasons[_NO_KEY]},
         s.RESCHEDULE: {
             **{reason: reasons[reason] for reason in (_NO_KEY, *_OF_TIMES, longer)},
             # A countdown starts again with each run, so each would postpone the task further.
-            "a task is rescheduled by eta alone": eta.isNull() | countdown.isNotNull(),
-            "due in the past": F.col("due") <= now,
+            "a task is rescheduled by eta alone": "eta IS NULL OR countdown IS NOT NULL",
+            **is_past,
         },
     }
     # Whatever the row does: Python could not read it.
+    actions = ", ".join(map(literal, s.ACTIONS))
     of_all = {
-        f"action must be one of {', '.join(s.ACTIONS)}": ~action.isin(*s.ACTIONS),
+        f"action must be one of {', '.join(s.ACTIONS)}": f"action NOT IN ({actions})",
         **{
-            f"{name} is not UTF-8": F.col(name) != readable(F.col(name))
+            f"{name} is not UTF-8": f"{name} != {readable(name)}"
             for name in ("key", "action", "task", "args", "kwargs", "headers", *_NAMES)
         },
     }
-    rest = F.coalesce(*(F.when(action == name, _all(of_action[name])) for name in of_action))
-    return F.nullif(F.concat_ws("; ", _all(of_all), rest), F.lit(""))
+    of_its = " ".join(f"WHEN {literal(name)} THEN {_all(of_action[name])}" for name in of_action)
+    return F.expr(f"nullif(concat_ws('; ', {_all(of_all)}, CASE action {of_its} END), '')")
 
 
-def _all(reasons: dict[str, Column]) -> Column:
+def _all(reasons: dict[str, str]) -> str:
     """Return the reasons that hold, as one text; null if none does."""
-    held = (F.when(condition, F.lit(reason)) for reason, condition in reasons.items())
-    return F.nullif(F.concat_ws("; ", *held), F.lit(""))
+    held = (f"if({condition}, {literal(reason)}, NULL)" for reason, condition in reasons.items())
+    return f"nullif(concat_ws('; ', {', '.join(held)}), '')"
 
 
 def _task_id(job_id: str, key: Column) -> Column:
@@ -285,11 +291,11 @@ def _json(df: DataFrame, column: str) -> Column:
         return named(df, column).cast("string")
     if isinstance(kind, (t.ArrayType, t.MapType, t.StructType)):
         value = named(df, column)
-        text, json = value.cast("string"), F.to_json(value, {"ignoreNullFields": "false"})
+        text, json = f"CAST({column} AS STRING)", F.to_json(value, {"ignoreNullFields": "false"})
         # Spark would replace what is not UTF-8. The bytes of binary values need not be UTF-8.
         if "string" not in kind.simpleString() or "binary" in kind.simpleString():
             return json
-        return F.when(text != readable(text), text).otherwise(json)
+        return F.when(F.expr(f"{text} != {readable(text)}"), F.expr(text)).otherwise(json)
     raise ValueError(
         f"the column {column} must be JSON, an array, a map or a struct, got {kind.simpleString()}"
     )

@@ -276,7 +276,7 @@ def _run(
         rejected = staged.where("fate = 'rejected'").select(
             F.lit(job_id).alias("job_id"),
             # Many readers refuse a whole table with a text that is not UTF-8.
-            *(readable(F.col(name)).alias(name) for name in ("key", "task", "reason")),
+            *(F.expr(readable(name)).alias(name) for name in ("key", "task", "reason")),
             instant(datetime.now(UTC)).alias("rejected_at"),
         )
         append(rejected, run.rejects or str(Place.parse(run.receipts).beside("rejects")))
