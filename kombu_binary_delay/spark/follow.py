@@ -16,7 +16,7 @@ from . import schema as s
 from .audit import audit, span
 from .checks import check_number
 from .columns import instant
-from .tables import append, existing
+from .tables import append, empty, existing
 
 _ID = ["task_id", "retries"]
 _ROW = [column.split()[0] for column in s.VERDICTS.split(", ")]
@@ -89,6 +89,6 @@ def read_verdicts(spark: SparkSession, output: str) -> DataFrame:
     """Return the latest verdict of each message that the steps have written."""
     table = existing(spark, output, s.FOLLOWED)
     if table is None:
-        return spark.createDataFrame([], s.VERDICTS)
+        return empty(spark, s.VERDICTS)
     latest = table.groupBy(*_ID).agg(F.max_by(F.struct(*_ROW), "judged_at").alias("latest"))
     return latest.select("latest.*")

@@ -38,7 +38,7 @@ from .prepare import FIRST, LAST, job_uuid, prepare
 from .rows import COLUMNS, Rows
 from .send import LOST, Sender, Target
 from .staging import Staging
-from .tables import Place, append, existing, read
+from .tables import Place, append, empty, existing, read
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def _run(
     spark, job_id = marked.sparkSession, run.job_id
     if is_new:
         # Before anything is sent: afterwards, there must be a place for the receipts.
-        append(spark.createDataFrame([], s.RECEIPTS), run.receipts)
+        append(empty(spark, s.RECEIPTS), run.receipts)
     # Those that are ready come first in each part, so that their places follow each other. The
     # amendments come before all others, because the tasks that they are for may be due soon.
     order = (F.col("fate") != "ready", F.col("action") == s.PUBLISH, "due", "task_id")

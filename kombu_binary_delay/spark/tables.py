@@ -142,6 +142,13 @@ def existing(session: SparkSession, place: str | Place, schema: str) -> DataFram
     return table
 
 
+def empty(session: SparkSession, schema: str) -> DataFrame:
+    """Return a table without rows; Spark's own way to make it takes twice the time to write."""
+    columns = (column.split() for column in schema.split(", "))
+    nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns)
+    return session.sql(f"SELECT {nulls} LIMIT 0")
+
+
 def append(df: DataFrame, place: str | Place) -> None:
     """Append rows to a table, which is created if it is missing.
 
@@ -196,7 +203,7 @@ def delete(session: SparkSession, place: Place) -> None:
     if place.is_table:
         session.sql(f"DROP TABLE IF EXISTS {place.where}")
     else:
-        nothing = session.createDataFrame([], "nothing string")
+        nothing = empty(session, "nothing string")
         nothing.write.format(place.form).mode("overwrite").save(place.where)
 
 
