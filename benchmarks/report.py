@@ -34,6 +34,7 @@ SPARK_TITLES = {
     "publish: Kombu": "publish, by Kombu in a loop, a confirm each",
     "publish: template": "publish, by the template without Spark, with receipts",
     "publish: Spark": "publish, from Spark, with receipts",
+    "publish: Spark, more": "the same, a larger job",
     "plan": "plan, and its summary",
     "audit": "audit, of a receipt and three events each",
     "audit, written": "the same, with its verdicts written",
