@@ -210,7 +210,7 @@ def test_the_dag_of_a_page_runs_its_commands_in_order_and_the_tool_takes_them(
     most, catches_up, tasks = json.loads(printed)
 
     assert (most, catches_up) == ([1, 1], False)
-    # The audit is of the day before, when nine o'clock is over everywhere.
+    # The audit is of two days before, when nine o'clock of the day between is over everywhere.
     assert {name: (upstream, dag) for name, (_, upstream, dag) in tasks.items()} == {
         "publish": ([], "reminders"),
         "export": ([], "audit_reminders"),
@@ -219,7 +219,7 @@ def test_the_dag_of_a_page_runs_its_commands_in_order_and_the_tool_takes_them(
     monkeypatch.chdir(tmp_path)
     for command, *_ in tasks.values():
         line = command.replace("{{ ds }}", "2030-01-31")
-        line = line.replace("{{ macros.ds_add(ds, -1) }}", "2030-01-30")
+        line = line.replace("{{ macros.ds_add(ds, -2) }}", "2030-01-29")
         assert "{{" not in line
         assert line.startswith("kombu-binary-delay spark ")
         parse(binary_delay, shlex.split(line)[1:])
