@@ -62,13 +62,15 @@ TEXT = st.text(max_size=9) | ODD_TEXT
 #: As AMQP's short strings.
 SHORT = TEXT.filter(lambda text: length(text) <= MAX_KEY)
 FIELD_NAMES = st.text(max_size=3) | st.sampled_from([b"\xff", "$bytes", "$table", "queue", "due"])
+#: RabbitMQ knows no others.
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 #: Whatever py-amqp can decode.
 VALUES = st.recursive(
     st.none()
     | st.booleans()
     | NUMBERS
     | TIMES
-    | st.floats()
+    | FLOATS
     | st.sampled_from(
         [
             Decimal("1e-255"),
@@ -88,6 +90,7 @@ OBJECTS = VALUES | st.sampled_from(
     [
         *(2**64, 10**30, 10**5000, -(10**5000)),
         *map(Decimal, ("NaN", "sNaN", "1e99", "1e-999")),
+        *map(float, ("nan", "inf")),
         datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=23))),
         datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-23))),
         *(object(), {1}, ("a", 1), (b"\xff",), b"x" * 300, "x" * 300, ...),

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import amqp
@@ -302,6 +302,9 @@ def _write_list(value: Any) -> bytes:
 
 
 def _write_other(value: object) -> bytes:
+    if isinstance(value, float) and not isfinite(value):
+        # RabbitMQ would close the connection.
+        raise ValueError(f"a header cannot be {value}, which is no finite number")
     # As in a table of its own: behind its length, and an empty name.
     return _write("F", {"": value})[5:]
 
@@ -327,6 +330,7 @@ _VALUES: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"V",
     dict: _write_dict,
     list: _write_list,
+    tuple: _write_list,
 }
 
 

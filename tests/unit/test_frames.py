@@ -1,5 +1,6 @@
 """What a batch writes is, byte for byte, what py-amqp writes."""
 
+import math
 from typing import Any
 
 import amqp
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_binary_delay.publishing.frames import UNWRITABLE, EncodedMessage, Messages
+from tests.hostile import FLOATS
 
 names = st.text(max_size=60)
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | names
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | FLOATS | names
 values = st.recursive(
     scalars,
     lambda nested: st.lists(nested, max_size=3) | st.dictionaries(names, nested, max_size=3),
@@ -65,6 +67,13 @@ def test_messages_are_written_as_py_amqp_writes_them(publishes, frame_max):
         together.add(**publish)
     together.send()
     assert ours.written == alone.written == theirs.written
+
+
+@pytest.mark.parametrize("value", [math.inf, [math.nan], {"a": (1.0, -math.inf)}], ids=repr)
+def test_a_number_that_rabbitmq_cannot_read_is_refused(value):
+    # It would close the connection.
+    with pytest.raises(ValueError, match="which is no finite number"):
+        EncodedMessage(b"", {"application_headers": {"value": value}}, 4096)
 
 
 def test_what_py_amqp_writes_is_written_however_deep_it_is_nested():
