@@ -224,7 +224,7 @@ def _audit(events: DataFrame) -> DataFrame:
     """Audit a receipt and three events for each task."""
 
     def shaped(schema: str, **values: Any) -> DataFrame:
-        columns = [column.split() for column in schema.split(", ")]
+        columns = s.columns_of(schema).items()
         return events.select(
             *((values.get(name, F.lit(None))).cast(kind).alias(name) for name, kind in columns)
         )

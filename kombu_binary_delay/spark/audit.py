@@ -118,8 +118,7 @@ def audit(
     for step in (_amended, _moved, _arrived):
         known = known.withColumns(step())
     verdict = _verdict(late_after, patience)
-    columns = [column.split()[0] for column in s.VERDICTS.split(", ")]
-    return known.withColumn("verdict", verdict).select(*columns)
+    return known.withColumn("verdict", verdict).select(*s.columns_of(s.VERDICTS))
 
 
 def span(journal: DataFrame, patience: float = 300.0) -> tuple[datetime | None, datetime | None]:

@@ -247,8 +247,8 @@ class Compiler:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._reason = _reason_of_application(app)
-        self._kinds: dict[tuple[Any, ...], Kind | int] = {}
-        self._unproven: dict[tuple[Any, ...], tuple[str, Kind]] = {}
+        self._kinds: dict[KindOf, Kind | int] = {}
+        self._unproven: dict[KindOf, tuple[str, Kind]] = {}
 
     def known(self, kind: KindOf) -> Kind | int | None:
         """Return the template of a kind, or why ``send_task`` must make its messages.
@@ -277,7 +277,7 @@ class Compiler:
             return EXPIRED
         return known
 
-    def publish(self, producer: Any, call: Call, reason: int | None) -> None:
+    def publish(self, producer: Any, kind: KindOf, call: Call, reason: int | None) -> None:
         """Publish a task whose message is of no kind that is known.
 
         :param producer: its attribute ``made`` is None, or a list to which it appends each
@@ -287,11 +287,11 @@ class Compiler:
         if reason is not None:
             call.send(self._app, producer)
         else:
-            self._learn(producer, call)
+            self._learn(producer, kind, call)
 
-    def _learn(self, producer: Any, call: Call) -> None:
+    def _learn(self, producer: Any, kind: KindOf, call: Call) -> None:
         """Publish by ``send_task``: the first call makes a template, the second proves it."""
-        kind, seen = call.row.kind, list[Made]()
+        seen = list[Made]()
         producer.made = seen
         try:
             call.send(self._app, producer)
@@ -311,7 +311,7 @@ class Compiler:
         except (_DifferentError, LookupError, TypeError, ValueError):
             self._keep(kind, DIFFERENT)
 
-    def _keep(self, kind: tuple[Any, ...], known: Kind | int) -> None:
+    def _keep(self, kind: KindOf, known: Kind | int) -> None:
         if len(self._kinds) >= _KINDS:
             self._kinds.clear()
         self._unproven.pop(kind, None)
@@ -450,7 +450,7 @@ def headers_of(text: str | None) -> dict[str, Any] | None:
     [headers] = _loaded([text], "headers", dict, "object")
     for name in s.RESERVED_HEADERS:
         if name in headers:
-            raise DelayError(f"headers has {name!r}, which is set by the row")
+            raise DelayError(f'headers has "{name}", which is set by the row')
     return headers
 
 

@@ -19,7 +19,7 @@ from .columns import instant
 from .tables import append, empty, existing
 
 _ID = ["task_id", "retries"]
-_ROW = [column.split()[0] for column in s.VERDICTS.split(", ")]
+_ROW = [*s.columns_of(s.VERDICTS)]
 #: The longest window, in seconds; before the present, it is still in years that Python knows.
 _MOST = 1e9
 

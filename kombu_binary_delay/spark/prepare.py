@@ -20,6 +20,7 @@ from kombu_binary_delay.ladder.ladder import Ladder
 from . import schema as s
 from .checks import check_number
 from .columns import (
+    CANNOT,
     check_key,
     check_needed,
     has,
@@ -140,7 +141,8 @@ def prepare(
     # what is before that where the rows are, and what is after it where it brings them together.
     rows = rows.withColumn("reason", F.coalesce("reason", _reason(ladder, past, horizon, now)))
     same_key = F.count("*").over(Window.partitionBy("key"))
-    is_same = F.col("key").isNotNull() & (same_key > 1)
+    is_unread = F.startswith("reason", F.lit(CANNOT))
+    is_same = F.col("key").isNotNull() & (same_key > 1) & ~F.coalesce(is_unread, F.lit(False))
     reasons = F.concat_ws("; ", F.when(is_same, F.lit("the key is not unique")), "reason")
     return rows.withColumn("reason", F.nullif(reasons, F.lit("")))
 
@@ -180,7 +182,7 @@ def _reason(ladder: Ladder, past: str, horizon: float | None, now: int) -> Colum
             for name in _NAMES
         },
         **{
-            f"headers has {name!r}, which is set by the row": "array_contains("
+            f'headers has "{name}", which is set by the row': "array_contains("
             f"json_object_keys(headers), {literal(name)})"
             for name in s.RESERVED_HEADERS
         },

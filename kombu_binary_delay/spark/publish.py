@@ -580,8 +580,8 @@ def receipts_of(
 def _unreachable(exc: BaseException) -> pa.RecordBatch:
     """Return what stands for the receipts that are missing since the broker was lost."""
     kinds = {"int": pa.int32(), "string": pa.string(), "timestamp_ltz": _TIME}
-    columns = (column.split() for column in f"{s.RECEIPTS}, {_REASON} int".split(", "))
-    schema = pa.schema([(name, kinds[kind]) for name, kind in columns])
+    columns = s.columns_of(f"{s.RECEIPTS}, {_REASON} int")
+    schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
     row = {"status": _UNREACHABLE, "detail": str(exc)}
     return pa.RecordBatch.from_pylist([row], schema)
 

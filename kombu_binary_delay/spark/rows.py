@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -40,12 +39,6 @@ class Row(NamedTuple):
     due: int | None = None
     action: str | None = None
 
-    @property
-    def kind(self) -> KindOf:
-        """What all messages of its kind have in common."""
-        [kind] = _kinds({name: [value] for name, value in self._asdict().items()})
-        return kind
-
 
 #: The columns of a row.
 COLUMNS = Row._fields
@@ -75,9 +68,14 @@ class Rows:
             pairs = zip(self.asked, self["countdown"], strict=True)
             self.asked = [eta if countdown is None else None for eta, countdown in pairs]
         self.due = self.asked.copy()
+        are_none = ([value is None for value in self[name]] for name in ("headers", "expires"))
+        #: The kind of each.
+        self.kinds: list[KindOf] = list(
+            zip(*map(self.__getitem__, _OF_KIND), *are_none, strict=True)
+        )
         #: Their headers, read; None before they are begun.
-        self.headers = nothing.copy()
-        #: When they were begun, or recorded; None before.
+        self.loaded = nothing.copy()
+        #: When they were published, as far as one can say before that, or recorded.
         self.published_at = nothing.copy()
         self.queue, self.status, self.detail = nothing.copy(), nothing.copy(), nothing.copy()
         #: Why ``send_task`` made their messages, by indices in ``REASONS``; None if a template did.
@@ -93,11 +91,6 @@ class Rows:
         """Return a row."""
         return Row._make(column[place] for column in self._columns.values())
 
-    @property
-    def kinds(self) -> list[KindOf]:
-        """The kind of each row."""
-        return list(_kinds(self._columns))
-
     def begin(self, place: int, now: int) -> None:
         """Note that a countdown begins.
 
@@ -108,9 +101,3 @@ class Rows:
             raise DelayError("neither eta nor countdown")
         # It has the precision of a float.
         self.asked[place] = self.due[place] = now + round(countdown * 1_000_000)
-
-
-def _kinds(columns: Mapping[str, Sequence[Any]]) -> Iterator[KindOf]:
-    """Yield the kind of each row."""
-    are_none = ([value is None for value in columns[name]] for name in ("headers", "expires"))
-    return zip(*(columns[name] for name in _OF_KIND), *are_none, strict=True)

@@ -90,3 +90,8 @@ PLAN = (
     "minute timestamp_ltz, published bigint, due bigint, most_due bigint, waiting bigint, "
     "bytes bigint, hops bigint, beyond bigint, undated bigint"
 )
+
+
+def columns_of(schema: str) -> dict[str, str]:
+    """Return the types of a schema's columns, by their names."""
+    return dict(column.split() for column in schema.split(", "))

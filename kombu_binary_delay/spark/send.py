@@ -15,6 +15,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -60,7 +61,7 @@ from . import schema as s
 from .amend import Amendment, writes
 from .checks import check_number
 from .compiled import CALLED, Call, Calls, Compiler, Kind, Made, headers_of
-from .rows import KindOf, Rows
+from .rows import Rows
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class _Producer(kombu.Producer):
     patience: float
     #: Declared entities by id, each with the broker's refusal if it refused.
     declared: dict[int, tuple[Any, _Refusal | None]]
-    #: Sends all that is held; it is called before a wait.
+    #: Sends and records what is under way; it is called before a wait.
     settle: Callable[[], None]
     #: Until when it waits for the nodes of queues, since the first was missing.
     waits_until: float = math.inf
@@ -326,6 +327,8 @@ class Sender:
                 try:
                     self._send_all(batch, pace)
                 except LOST:
+                    # What it has confirmed by now is known after that.
+                    self._disconnect(lost=True)
                     yield batch, self._begun
                     raise
                 yield batch, self._begun
@@ -338,12 +341,15 @@ class Sender:
             self._disconnect()
 
     def _send_all(self, batch: pa.RecordBatch, pace: _Pace) -> None:
+        # Cancellations are a thousand to a record, and are not paced.
+        is_paced = batch.column("action").unique().to_pylist() != [s.CANCEL]
         # A few at once are still in the processor's cache when they are sent.
-        for begin in range(0, batch.num_rows, self._window):
-            rows = Rows(batch.slice(begin, self._window))
-            # Cancellations are a thousand to a message.
+        size = self._window if is_paced else WINDOW
+        for begin in range(0, batch.num_rows, size):
+            rows = Rows(batch.slice(begin, size))
             messages = sum(action != s.CANCEL for action in rows.actions)
-            if self._to_record and time.monotonic() + pace.rest(messages) > self._record_by:
+            rest = pace.rest() if messages else 0.0
+            if self._to_record and time.monotonic() + rest > self._record_by:
                 self._try(self._record)
             pace.wait(messages)
             self._begun.append(rows)
@@ -351,64 +357,50 @@ class Sender:
                 self._send(rows, range(len(rows)))
             except _lost() as exc:
                 self._recover(exc)
-            if self._given_up:
-                self._finish_given_up()
         self._try(self._flush)
 
-    # -- some messages -------------------------------------------------------------------------
+    # -- some rows -----------------------------------------------------------------------------
 
     def _send(self, rows: Rows, places: Sequence[int]) -> None:
-        actions, headers, kinds = rows.actions, rows["headers"], rows.kinds
-        of_kinds: dict[KindOf, list[int]] = {}
+        """Send rows in their order, and then the messages that templates make, kind by kind."""
+        of_templates: dict[Kind, list[int]] = {}
         now = time.time_ns() // 1000
         for place in places:
-            if actions[place] != s.PUBLISH:
+            if rows.actions[place] != s.PUBLISH:
                 self._amend(rows, place)
                 continue
             rows.published_at[place] = now
             try:
                 if rows.asked[place] is None:
                     rows.begin(place, now)
-                if self._jitter or headers[place] is not None:
+                if self._jitter or rows["headers"][place] is not None:
                     self._look_into(rows, place)
+                known = self._compiler.known(rows.kinds[place])
+                headers, expires = rows.loaded[place], rows["expires"][place]
+                if (headers or expires is not None) and not isinstance(known, int):
+                    known = self._compiler.way_of(known, headers, expires)
             except _ROW_ERRORS as exc:
                 self._refuse(rows, place, exc)
+                continue
+            if isinstance(known, Kind) and _KEYED.isdisjoint(headers or ()):
+                of_templates.setdefault(known, []).append(place)
             else:
-                of_kinds.setdefault(kinds[place], []).append(place)
-        for kind, of_kind in of_kinds.items():
-            self._publish(kind, rows, of_kind)
+                self._publish_alone(rows, place, known)
+        for kind, of_kind in of_templates.items():
+            self._fill(kind, rows, of_kind)
 
     def _look_into(self, rows: Rows, place: int) -> None:
         """Read a row's headers, and find when its message is due."""
-        headers = rows.headers[place] = headers_of(rows["headers"][place])
+        headers = rows.loaded[place] = headers_of(rows["headers"][place])
         # As the transport does, by the same headers.
         jitter = jitter_of({JITTER: self._jitter, **(headers or {})})
         rows.due[place] = rows.asked[place] + spread(rows["task_id"][place], jitter)
 
-    def _publish(self, kind: KindOf, rows: Rows, places: list[int]) -> None:
-        """Publish messages of one kind."""
-        known, of_templates = self._compiler.known(kind), dict[Kind, list[int]]()
-        for place in places:
-            way, headers, expires = known, rows.headers[place], rows["expires"][place]
-            if (headers or expires is not None) and not isinstance(known, int):
-                try:
-                    way = self._compiler.way_of(known, headers, expires)
-                except _ROW_ERRORS as exc:
-                    self._refuse(rows, place, exc)
-                    continue
-            if isinstance(way, Kind) and _KEYED.isdisjoint(headers or ()):
-                of_templates.setdefault(way, []).append(place)
-                continue
-            self._publish_alone(rows, place, way)
-            # It may have been learnt from this one.
-            known = self._compiler.known(kind)
-        for template, of_template in of_templates.items():
-            self._fill(template, rows, of_template)
-
     def _publish_alone(self, rows: Rows, place: int, known: Kind | int | None) -> None:
         """Publish a message that no template makes, or with a record of what it supersedes."""
-        call = Call(rows.row(place), rows.asked[place], rows.headers[place])
+        call = Call(rows.row(place), rows.asked[place], rows.loaded[place])
         while True:
+            rows.published_at[place] = time.time_ns() // 1000
             try:
                 producer = self._connected()
                 if isinstance(known, Kind):
@@ -416,11 +408,11 @@ class Sender:
                     message = amqp.Message(run.bodies[0])
                     message.properties = run.read(0)
                     producer.send(message, *run.template.destination, (rows, place))
-                    return
-                producer.current, rows.reason[place] = (rows, place), known
-                self._compiler.publish(producer, call, known)
-                # Celery ignores an error that ends the batch while it takes an event.
-                producer.batch.check()
+                else:
+                    producer.current, rows.reason[place] = (rows, place), known
+                    self._compiler.publish(producer, rows.kinds[place], call, known)
+                    # Celery ignores an error that ends the batch while it takes an event.
+                    producer.batch.check()
             except UnconfirmedError:
                 raise
             except _ROW_ERRORS as exc:
@@ -428,18 +420,19 @@ class Sender:
                 if isinstance(exc, AmendmentError) and self._waits_for_streams():
                     continue
                 self._refuse(rows, place, exc)
-            return
+            break
+        self._finish_given_up()
 
     def _run(self, kind: Kind, rows: Rows, places: Sequence[int]) -> Run:
         """Return messages of a kind, which are then ready to be published."""
         producer = self._connected()
         producer.declare(kind.declare)
-        columns = [*(rows[name] for name in CALLED), rows.asked, rows.headers]
+        columns = [*(rows[name] for name in CALLED), rows.asked, rows.loaded]
         if len(places) < len(rows):
             columns = [[column[place] for place in places] for column in columns]
-        run = kind.fill(Calls(*columns))
+        run, now = kind.fill(Calls(*columns)), time.time_ns() // 1000
         for place in places:
-            rows.queue[place] = kind.place
+            rows.queue[place], rows.published_at[place] = kind.place, now
             if kind.on_call is not None:
                 kind.on_call(producer, rows["task_id"][place])
         return run
@@ -460,6 +453,7 @@ class Sender:
         self._runs.append((rows, places, run))
         producer = self._connected()
         producer.batch.fill(run, mandatory=True, confirm_timeout=producer.patience)
+        self._finish_given_up()
         # Soon, so that the processor's cache has what is worked on, and not what is done.
         while self._runs and None not in self._runs[0][-1].states:
             self._take(*self._runs.pop(0))
@@ -510,6 +504,7 @@ class Sender:
                 # The amendment holds for what is delivered from now on.
                 rows.published_at[place] = time.time_ns() // 1000
                 self._finish(rows, place, status, detail or None)
+        self._finish_given_up()
 
     def _end_if_unanswered(self, error: BaseException) -> None:
         connection = self._connection
@@ -543,6 +538,7 @@ class Sender:
             self._record()
         if self._producer is not None:
             self._producer.batch.flush()
+            self._finish_given_up()
             while self._runs:
                 self._take(*self._runs.pop(0))
 
@@ -566,8 +562,6 @@ class Sender:
             call()
         except _lost() as exc:
             self._recover(exc)
-        if self._given_up:
-            self._finish_given_up()
 
     def _under_way(self) -> list[tuple[Rows, list[int]]]:
         under_way = (
@@ -621,8 +615,6 @@ class Sender:
                 raise
             self._finish(rows, place, s.REFUSED, str(exc.__cause__))
             self._disconnect()
-        else:
-            self._finish_given_up()
 
     def _connected(self) -> _Producer:
         if self._producer is not None and self._producer.channel.connection is None:
@@ -653,8 +645,9 @@ class Sender:
             connection.connection.collect()
         if producer is not None:
             producer.batch.discard()
-            producer.batch.close()
             # Because of the connection: the row is still under way.
+            with suppress(*_lost()):
+                producer.batch.close()
             self._given_up.clear()
             while self._runs:
                 self._take(*self._runs.pop(0), is_connected=False)
@@ -669,13 +662,14 @@ class _Pace:
         self._gap = 0.0 if rate is None else 1 / rate
         self._next = time.monotonic()
 
-    def rest(self, messages: int) -> float:
-        """Return for how long to wait before so many, in seconds."""
-        return max(0.0, self._next - time.monotonic()) if messages and self._gap else 0.0
+    def rest(self) -> float:
+        """Return for how long to wait before the next, in seconds."""
+        return max(0.0, self._next - time.monotonic()) if self._gap else 0.0
 
     def wait(self, messages: int) -> None:
+        """Wait before so many."""
         if messages and self._gap:
-            time.sleep(self.rest(messages))
+            time.sleep(self.rest())
             self._next = max(self._next, time.monotonic() - 0.1) + self._gap * messages
 
 

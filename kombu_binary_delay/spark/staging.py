@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from . import schema as s
 from .tables import Place, append, delete, existing
 
 logger = logging.getLogger(__name__)
@@ -142,8 +143,7 @@ class Staging:
         self._signed = now = time.time()
         values = (self._run, self._owner, state, now, now + _VALID + self.longest)
         # As a table of Arrow, it takes less than half of the time to write.
-        names = [column.split()[0] for column in _LEASES.split(", ")]
-        row = pa.table([[value] for value in values], names)
+        row = pa.table([[value] for value in values], [*s.columns_of(_LEASES)])
         append(self.session.createDataFrame(row, _LEASES), self._place("lease"))
 
     def _others(self) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+from . import schema as s
 from .columns import UNREAD, find, quoted
 
 #: The formats that a place can name. Others are read and written as a table in a catalogue.
@@ -120,7 +121,7 @@ def read(session: SparkSession, place: str | Place, schema: str | None = None) -
         table = session.read.format(place.form).load(place.where)
     if schema is None:
         return table.drop(PART) if place.is_files else table
-    columns = (column.split() for column in schema.split(", "))
+    columns = s.columns_of(schema).items()
     return table.select(*(_column(table, name).cast(kind).alias(name) for name, kind in columns))
 
 
@@ -144,7 +145,7 @@ def existing(session: SparkSession, place: str | Place, schema: str) -> DataFram
 
 def empty(session: SparkSession, schema: str) -> DataFrame:
     """Return a table without rows; Spark's own way to make it takes twice the time to write."""
-    columns = (column.split() for column in schema.split(", "))
+    columns = s.columns_of(schema).items()
     nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in columns)
     return session.sql(f"SELECT {nulls} LIMIT 0")
 

@@ -106,8 +106,8 @@ def test_a_bad_cell_is_a_reason_and_ends_no_job(spark):
         ("1", "2.5", None, None): "priority is not a whole number from 0 to 255",
         ("1", None, "ü" * 128, None): "queue is longer than 255 bytes",
         ("1", None, None, "[1]"): "headers is not a JSON object",
-        ("1", None, None, '{"id": "x"}'): "headers has 'id', which is set by the row",
-        ("1", None, None, '{"eta": null}'): "headers has 'eta', which is set by the row",
+        ("1", None, None, '{"id": "x"}'): 'headers has "id", which is set by the row',
+        ("1", None, None, '{"eta": null}'): 'headers has "eta", which is set by the row',
     }
     rows = [(f"{number}", "t", *row) for number, row in enumerate(given)]
     prepared_rows = prepared(spark.createDataFrame(rows, f"{names}, headers string")).collect()
@@ -235,6 +235,14 @@ def test_no_row_of_a_doubled_key_is_taken(spark):
     reasons = sorted((row.key, row.reason) for row in prepared(df).where("key = 'a'").collect())
     assert reasons == [("a", "the key is not unique")] * 2
     assert prepared(df).where("reason is null").count() == 1
+
+
+def test_a_row_that_cannot_be_read_has_that_as_its_only_reason(spark):
+    # By a schema of the reader's own, it may have a part of its values.
+    df = rows(spark, ("a", "t", SOON), ("a", "t", SOON))
+    text = F.when(F.col("eta").isNotNull(), F.lit("a,t,?"))
+    reasons = [row.reason for row in prepared(df.withColumn("_corrupt_record", text)).collect()]
+    assert reasons == ["the row cannot be read: a,t,?"] * 2
 
 
 def test_the_past_is_rejected_only_where_that_is_asked(spark):

@@ -216,10 +216,11 @@ def test_a_receipt_has_the_due_time_with_its_jitter(vhost):
         ({"kwargs": "[1]"}, "kwargs must be a JSON object"),
         ({"args": "[1"}, "delimiter"),
         ({"headers": "[1]"}, "headers must be a JSON object"),
+        ({"headers": '{"a": [1e999]}'}, "a header cannot be inf, which is no finite number"),
         ({"queue": "q" * 256}, "queue is longer than 255 bytes"),
         ({"args": "[" * 100_000}, "recursion depth"),
         ({"headers": json.dumps({"large": "x" * 131_072})}, "raise frame_max in rabbitmq.conf"),
-        ({"headers": '{"task": "u"}'}, "headers has 'task', which is set by the row"),
+        ({"headers": '{"task": "u"}'}, 'headers has "task", which is set by the row'),
         # For these, the broker closes the channel that they come on.
         ({"eta": micros(-1), "exchange": "nowhere", "routing_key": "x"}, "no exchange 'nowhere'"),
         ({"eta": micros(-1), "expires": micros(1e10)}, "invalid expiration"),
@@ -567,6 +568,19 @@ def test_an_amendment_that_cannot_be_recorded_is_refused_and_the_next_row_goes_o
     assert "amendments are off" in sent["a"].detail
 
 
+def test_cancellations_are_recorded_together_at_any_rate(vhost, monkeypatch):
+    init, made = Rows.__init__, list[int]()
+
+    def counts(rows, batch):
+        made.append(len(batch))
+        init(rows, batch)
+
+    monkeypatch.setattr(Rows, "__init__", counts)
+    sent = amended(vhost, [(f"{number}", s.CANCEL, None) for number in range(1200)], rate=5)
+    assert {one.status for one in sent.values()} == {s.RECORDED}
+    assert made == [1000, 200]
+
+
 @pytest.mark.parametrize("action", [s.PUBLISH, s.RESCHEDULE])
 def test_an_amendment_does_not_wait_for_all_rows_of_a_slow_slice(vhost, monkeypatch, action):
     monkeypatch.setattr(sending, "_SOON", 0.0)
@@ -608,6 +622,48 @@ def keyed(*names):
     return [{"task": "t", "task_id": name, "countdown": 60.0, "headers": headers} for name in names]
 
 
+def test_of_a_key_the_last_row_runs_whatever_the_kinds_of_the_others(vhost):
+    rows = keyed(*"12345")
+    for number, row in enumerate(rows):
+        row["countdown"] = 3.0 + number / 10
+        row["priority"] = 5 if number % 2 else None
+    # So that templates make them.
+    headers = json.dumps({"tenant": 1})
+    first = [{**row, "countdown": None, "eta": micros(3600), "headers": headers} for row in rows]
+    sent = send(vhost, [*first, *rows])
+    assert {one.status for one in sent} == {s.PUBLISHED}
+    message = wait_until(lambda: take(vhost, "celery", OURS))
+    assert message.headers["id"] == "5"
+
+
+def test_a_break_does_not_send_again_what_has_an_outcome(vhost, monkeypatch):
+    write, refused, sent = Amendments.write, list[object](), list[str]()
+
+    def refuses(amendments, records):
+        if isinstance(records[0], Supersede) and not refused:
+            refused.append(records)
+            raise AmendmentError("the streams did not take it")
+        write(amendments, records)
+
+    def breaks(producer, message, exchange, routing_key, at):
+        sent.append(message.properties["correlation_id"])
+        if sent[-1] == "1500" and sent.count("1500") == 1:
+            producer.channel.connection.transport.sock.shutdown(2)
+        publish(producer, message, exchange, routing_key, at)
+
+    publish = _Producer.send
+    monkeypatch.setattr(Amendments, "write", refuses)
+    monkeypatch.setattr(_Producer, "send", breaks)
+    # Each of a kind of its own, so that no template makes it; and more than a window of them.
+    others = [
+        {"task": f"t{number}", "task_id": f"{number}", "countdown": 60.0} for number in range(1600)
+    ]
+    first, *rest = send(vhost, [*keyed("a"), *others])
+    assert sent.count("a") == 1
+    assert "it was published, but not recorded" in first.detail
+    assert {one.status for one in rest} == {s.PUBLISHED}
+
+
 def test_a_record_that_is_refused_is_said_of_the_row_whose_message_it_is_for(vhost, monkeypatch):
     write, refused = Amendments.write, list[object]()
 
@@ -639,5 +695,8 @@ def test_a_row_with_a_key_waits_for_the_streams_of_a_broker_that_comes_back(vhos
         write(amendments, lines)
 
     monkeypatch.setattr(Amendments, "_write", fails)
+    begun = micros(0)
     [sent] = send(vhost, keyed("a"))
     assert (sent.status, sent.detail, failures) == (s.PUBLISHED, None, [])
+    # Its receipt says when it was published, and not when that was first tried.
+    assert sent.published_at > begun + _PAUSE * 1_000_000

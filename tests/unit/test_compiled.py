@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from celery import Celery, Task, signals
 from celery._state import _task_stack
@@ -28,7 +29,7 @@ from kombu_binary_delay.spark.compiled import (
     Made,
     headers_of,
 )
-from kombu_binary_delay.spark.rows import Row
+from kombu_binary_delay.spark.rows import Row, Rows
 from kombu_binary_delay.spark.send import _Producer
 
 
@@ -88,16 +89,23 @@ def fill(producer, kind, call):
     producer.written.append((body, written, kind.template.destination, kind.declare))
 
 
+def kind_of(row):
+    columns = {name: [value] for name, value in row._asdict().items()}
+    schema = {"due": pa.int64(), "expires": pa.int64(), "eta": pa.int64(), "priority": pa.int32()}
+    schema = pa.schema([(name, schema.get(name, pa.string())) for name in columns])
+    return Rows(pa.RecordBatch.from_pydict(columns, schema)).kinds[0]
+
+
 def by_templates(app):
     compiler = Compiler(app)
 
     def publish(producer, call):
-        known = compiler.known(call.row.kind)
+        known = compiler.known(kind_of(call.row))
         if not isinstance(known, int):
             known = compiler.way_of(known, call.headers, call.row.expires)
         if isinstance(known, Kind):
             return fill(producer, known, call)
-        compiler.publish(producer, call, known)
+        compiler.publish(producer, kind_of(call.row), call, known)
         return known
 
     return publish
