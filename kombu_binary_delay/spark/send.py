@@ -342,7 +342,9 @@ class Sender:
 
     def _send_all(self, batch: pa.RecordBatch, pace: _Pace) -> None:
         # Cancellations are a thousand to a record, and are not paced.
-        is_paced = batch.column("action").unique().to_pylist() != [s.CANCEL]
+        is_paced = "action" not in batch.schema.names or (
+            batch.column("action").unique().to_pylist() != [s.CANCEL]
+        )
         # A few at once are still in the processor's cache when they are sent.
         size = self._window if is_paced else WINDOW
         for begin in range(0, batch.num_rows, size):
