@@ -410,7 +410,8 @@ def _tasks(events: DataFrame) -> DataFrame:
         _differ(kind == _RAN).alias("ran_again"),
         F.min(released_at).alias("released_at"),
         F.max(released_at).alias("released_last"),
-        F.min(F.when(executed, F.col("at"))).alias("executed_at"),
+        F.min(F.when(kind == _RAN, F.col("at"))).alias("ran_at"),
+        F.min(F.when(kind == _DISCARDED, F.col("at"))).alias("discarded_at"),
         F.max("state").alias("state"),
         _count(F.col("in_the_future")).alias("in_the_future"),
     )
@@ -492,7 +493,8 @@ def _moved() -> dict[str, Column]:
 
     A task that a consumer got before the rescheduling was recorded runs as it was.
     """
-    came = F.coalesce("executed_at", F.when(F.col("is_released"), F.col("released_last")))
+    came = F.coalesce("ran_at", "discarded_at")
+    came = F.coalesce(came, F.when(F.col("is_released"), F.col("released_last")))
     before = F.filter("moves", lambda move: came.isNull() | (move["at"] < came))
     moved_to = F.when(F.size(before) > 0, F.element_at(before, -1)["due"])
     # To the microsecond, the ladder rounds to milliseconds.
@@ -511,8 +513,11 @@ def _arrived() -> dict[str, Column]:
     released_at = F.when(~F.col("released_later"), _credible("released_at"))
     released_at = F.coalesce(released_at, _credible("released_last"))
     released_at = F.when(F.col("is_released"), released_at)
-    first = F.least(released_at, _credible("executed_at"))
-    wrong = [_is_wrong(column) for column in ("released_at", "executed_at")]
+    ran_at, discarded_at = _credible("ran_at"), _credible("discarded_at")
+    # Of a copy that a worker has discarded, the release is not that of the one that ran.
+    is_after_another = F.coalesce(discarded_at < ran_at, F.lit(False))
+    first = F.when(is_after_another, ran_at).otherwise(F.least(released_at, ran_at, discarded_at))
+    wrong = [_is_wrong("released_at"), _is_wrong("ran_at") | _is_wrong("discarded_at")]
     # A copy must not arrive before its due time, even if that is after an older copy's due time.
     # Nothing else is early, but where only one clock is right, by that one.
     soonest = F.when(~wrong[0] & ~wrong[1], F.col("soonest"))

@@ -150,6 +150,18 @@ AMENDED: dict[str, tuple[list[Event], str]] = {
     "cancelled, and published without the journal": ([event(s.CANCELLED, "x", 101)], s.TAKEN_BACK),
     "discarded by its worker": ([scheduled("x"), *revoked("x", 100.1)], s.TAKEN_BACK),
     "late, and expired by then": ([scheduled("x"), *revoked("x", 200)], s.LATE),
+    "discarded by its worker, and a later copy ran in time": (
+        [scheduled("x"), *revoked("x", 100.1), scheduled("x", 101), *arrives("x", 103)],
+        s.OK,
+    ),
+    "discarded by its worker, and a later copy ran too late": (
+        [scheduled("x"), *revoked("x", 100.1), scheduled("x", 121), *arrives("x", 124)],
+        s.LATE,
+    ),
+    "ran in time, and a later copy was discarded": (
+        [scheduled("x"), *arrives("x", 101), scheduled("x", 121), *revoked("x", 124)],
+        s.OK,
+    ),
     "published twice, and cancelled": (
         [*replaced("x", 200), event(s.CANCELLED, "x", 200, due=200)],
         s.TAKEN_BACK,
