@@ -307,7 +307,7 @@ class Sender:
     def send(
         self, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[tuple[pa.RecordBatch, list[Rows]]]:
-        """Send rows in their order; yield each batch with its rows when they have an outcome.
+        """Send rows, a window at a time; yield each batch with its rows when they have an outcome.
 
         :param batches: rows with the columns of :class:`.Row`.
         :raises OperationalError: if the broker is unreachable for longer than the patience. The
