@@ -43,7 +43,7 @@ Calls = dict[str, tuple[int, Callable[[], object]]]
 OURS = "kombu_binary_delay:Transport"
 CONFIRM = {"confirm_publish": True}
 #: How many tasks are published, how many of them by a loop, and how many are planned and audited.
-#: A job has some seconds of its own, whatever its size: so Spark publishes two.
+#: A job has some seconds of its own, whatever its size: so two of Spark are measured.
 PUBLISHED, MORE, LOOPED, RECKONED = 100_000, 400_000, 10_000, (1_000_000, 5_000_000, 20_000_000)
 
 

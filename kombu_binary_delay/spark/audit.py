@@ -493,8 +493,8 @@ def _moved() -> dict[str, Column]:
 
     A task that a consumer got before the rescheduling was recorded runs as it was.
     """
-    came = F.coalesce("ran_at", "discarded_at")
-    came = F.coalesce(came, F.when(F.col("is_released"), F.col("released_last")))
+    released_last = F.when(F.col("is_released"), F.col("released_last"))
+    came = F.coalesce("ran_at", "discarded_at", released_last)
     before = F.filter("moves", lambda move: came.isNull() | (move["at"] < came))
     moved_to = F.when(F.size(before) > 0, F.element_at(before, -1)["due"])
     # To the microsecond, the ladder rounds to milliseconds.

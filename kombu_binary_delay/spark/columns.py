@@ -29,7 +29,7 @@ _MICROSECOND = timedelta(microseconds=1)
 #: Where Spark puts the text of a row of CSV or JSON that it cannot read; null for the others.
 UNREAD = "_corrupt_record"
 #: How its reason begins.
-CANNOT = "the row cannot be read: "
+CANNOT = "the row cannot be read"
 #: The most characters of such a row that are shown.
 _SHOWN = 200
 INTEGERS = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
@@ -182,7 +182,7 @@ def unread_reason(df: DataFrame) -> Column:
     if not has(df, UNREAD):
         return F.lit(None).cast("string")
     text = F.substring(named(df, UNREAD).cast("string"), 1, _SHOWN)
-    return F.concat(F.lit(CANNOT), text)
+    return F.concat(F.lit(f"{CANNOT}: "), text)
 
 
 def quoted(name: str) -> str:
@@ -191,7 +191,7 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as Spark's SQL has it, whatever it contains."""
+    """Return a text as Spark's SQL has it, by its defaults for what a text can contain."""
     return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
 
 

@@ -15,7 +15,7 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from kombu_binary_delay.ladder.ladder import Ladder
 
 from . import schema as s
 from .checks import check_number, check_whole
-from .columns import instant, readable
+from .columns import CANNOT, instant, readable
 from .compiled import REASONS
 from .prepare import FIRST, LAST, job_uuid, prepare
 from .rows import COLUMNS, Rows
@@ -434,7 +434,7 @@ def _counted(marked: DataFrame, groups: list[Row]) -> Progress:
 
 def _rejections(marked: DataFrame) -> dict[str, int]:
     # The text of a row that cannot be read is its own.
-    reason = F.regexp_replace("reason", "(the row cannot be read): .*", "$1")
+    reason = F.regexp_replace("reason", f"({CANNOT}): .*", "$1")
     rows = marked.where("fate = 'rejected'").groupBy(reason.alias("reason")).count()
     most = rows.orderBy(F.desc("count"), "reason").limit(_REASONS).collect()
     return {row["reason"]: row["count"] for row in most}
@@ -552,14 +552,14 @@ def receipts_of(
     :param task: the partition and the attempt of Spark's task.
     """
 
-    def column(values: Iterable[list[Any]], kind: pa.DataType) -> pa.Array:
-        return pa.array(list(chain.from_iterable(values)), kind)
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array(list(chain.from_iterable(getattr(rows, name) for rows in sent)), kind)
 
     batch = batch.slice(0, sum(map(len, sent)))
-    due = column((rows.due for rows in sent), pa.int64())
-    at = column((rows.published_at for rows in sent), pa.int64())
-    queue = column((rows.queue for rows in sent), pa.string())
-    status = column((rows.status for rows in sent), pa.string())
+    due = column("due", pa.int64())
+    at = column("published_at", pa.int64())
+    queue = column("queue", pa.string())
+    status = column("status", pa.string())
     columns = {
         "job_id": pa.repeat(job_id, len(batch)),
         **{name: batch.column(name) for name in ("key", "task_id", "task")},
@@ -570,9 +570,9 @@ def receipts_of(
         "partition": pa.repeat(pa.scalar(task[0], pa.int32()), len(batch)),
         "attempt": pa.repeat(pa.scalar(task[1], pa.int32()), len(batch)),
         "status": status,
-        "detail": column((rows.detail for rows in sent), pa.string()),
+        "detail": column("detail", pa.string()),
         "action": batch.column("action"),
-        _REASON: column((rows.reason for rows in sent), pa.int32()),
+        _REASON: column("reason", pa.int32()),
     }
     return pa.RecordBatch.from_pydict(columns).filter(status.is_valid())
 

@@ -566,12 +566,11 @@ class Sender:
             self._recover(exc)
 
     def _under_way(self) -> list[tuple[Rows, list[int]]]:
-        under_way = (
+        return [
             (rows, [place for place, status in enumerate(rows.status) if status is None])
             for rows in self._begun
             if None in rows.status
-        )
-        return list(under_way)
+        ]
 
     def _finish_given_up(self) -> None:
         # The connection works, so each row that was given up had its own reason.
@@ -647,7 +646,7 @@ class Sender:
             connection.connection.collect()
         if producer is not None:
             producer.batch.discard()
-            # Because of the connection: the row is still under way.
+            # Because of the connection: the rows are still under way.
             with suppress(*_lost()):
                 producer.batch.close()
             self._given_up.clear()
